@@ -1,0 +1,1 @@
+"""Foreign tuning formats, read into policies and written from them."""

@@ -1,0 +1,1 @@
+"""Cross-entropy losses that never hold the one-hot targets or all logits."""

@@ -1,0 +1,1 @@
+"""Tiles found and proven with the real TPU compiler, on a machine without a TPU."""
