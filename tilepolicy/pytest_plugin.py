@@ -1,0 +1,1 @@
+"""pytest support: a fixture, and a check that no test leaves a policy active."""
