@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 # The TPU compiler is asked to stay offline and quiet, and jax to run on the CPU.
 # This has to happen before anything imports jax.
 for _name, _value in {
@@ -15,3 +17,16 @@ for _name, _value in {
     "DECOUPLE_GCLOUD": "TRUE",
 }.items():
     os.environ.setdefault(_name, _value)
+
+_LATE_MARKERS = ("slow", "compiled", "maxtext")
+"""From the quickest to the slowest; a test runs with its slowest marker."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs quick tests first, then those that compile, then those that run MaxText."""
+    items.sort(key=_lateness)
+
+
+def _lateness(item: pytest.Item) -> int:
+    ranks = [at + 1 for at, name in enumerate(_LATE_MARKERS) if item.get_closest_marker(name)]
+    return max(ranks, default=0)

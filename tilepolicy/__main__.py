@@ -1,0 +1,5 @@
+"""``python -m tilepolicy``."""
+
+from tilepolicy.cli import main
+
+main()

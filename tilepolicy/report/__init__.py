@@ -1,0 +1,43 @@
+"""Resolutions and problems as text: tables, JSON, YAML, MaxText arguments, SARIF, annotations."""
+
+from __future__ import annotations
+
+from tilepolicy.report.blocks import Block, Cell, Column, Lines, Row, Table, draw, plain
+from tilepolicy.report.formats import (
+    PROBLEM_FORMATS,
+    RESOLUTION_FORMATS,
+    maxtext_lines,
+    render_problems,
+    render_resolution,
+)
+from tilepolicy.report.jsonform import (
+    ResolutionJson,
+    problem_json,
+    problems_json,
+    resolution_json,
+)
+from tilepolicy.report.table import origin_text, resolution_blocks, setting_blocks, value_text
+
+__all__ = [
+    "PROBLEM_FORMATS",
+    "RESOLUTION_FORMATS",
+    "Block",
+    "Cell",
+    "Column",
+    "Lines",
+    "ResolutionJson",
+    "Row",
+    "Table",
+    "draw",
+    "maxtext_lines",
+    "origin_text",
+    "plain",
+    "problem_json",
+    "problems_json",
+    "render_problems",
+    "render_resolution",
+    "resolution_blocks",
+    "resolution_json",
+    "setting_blocks",
+    "value_text",
+]

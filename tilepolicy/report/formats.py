@@ -1,0 +1,65 @@
+"""Machine-readable output: one function from data to text for each ``--format``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from tilepolicy.errors import Problem
+from tilepolicy.report.jsonform import problems_json, resolution_json
+from tilepolicy.report.problems import github, sarif, summary
+from tilepolicy.report.table import value_text
+from tilepolicy.resolution import Resolution
+from tilepolicy.settings import SETTINGS
+
+__all__ = [
+    "PROBLEM_FORMATS",
+    "RESOLUTION_FORMATS",
+    "maxtext_lines",
+    "render_problems",
+    "render_resolution",
+]
+
+RESOLUTION_FORMATS: Final = ("json", "yaml", "maxtext")
+PROBLEM_FORMATS: Final = ("text", "json", "sarif", "github")
+
+
+def render_resolution(resolution: Resolution, form: Literal["json", "yaml", "maxtext"]) -> str:
+    """A resolution as text that ends in a newline."""
+    if form == "maxtext":
+        return "".join(f"{line}\n" for line in maxtext_lines(resolution))
+    document = resolution_json(resolution)
+    if form == "json":
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    import yaml
+
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+
+
+def maxtext_lines(resolution: Resolution) -> list[str]:
+    """``key=value`` for every setting that MaxText itself honours with this config.
+
+    A knob that the selected backend ignores is left out: on the command line it would look as if
+    it worked.
+    """
+    return [
+        f"{name}={value_text(setting.value)}"
+        for name, setting in resolution.settings.items()
+        if setting.honoured.by == "maxtext" and name in SETTINGS and SETTINGS[name].since
+    ]
+
+
+def render_problems(
+    problems: Sequence[Problem], form: Literal["text", "json", "sarif", "github"]
+) -> str:
+    """Problems as text; empty for no problem in ``text`` and ``github``."""
+    if form == "json":
+        return json.dumps(problems_json(problems), indent=2, ensure_ascii=False) + "\n"
+    if form == "sarif":
+        return json.dumps(sarif(problems), indent=2, ensure_ascii=False) + "\n"
+    if form == "github":
+        return "".join(f"{github(problem)}\n" for problem in problems)
+    return "".join(f"{problem}\n" for problem in problems) + (
+        f"{summary(problems)}\n" if problems else ""
+    )
