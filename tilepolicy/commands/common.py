@@ -1,0 +1,118 @@
+"""Options and steps that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tilepolicy.errors import Problem
+    from tilepolicy.policy import Policy
+    from tilepolicy.resolution import Resolution
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "AllowOutsideOption",
+    "ConfigArgument",
+    "DeviceOption",
+    "OverridesArgument",
+    "PolicyOption",
+    "load_policies",
+    "print_warnings",
+    "resolve_config",
+    "write_output",
+]
+
+DEFAULT_POLICY = "maxtext-default"
+
+
+def _policy_names(incomplete: str) -> list[str]:
+    """Shell completion: the names of installed policies (files complete on their own)."""
+    from tilepolicy.policy import available_policies
+
+    return [name for name in available_policies() if name.startswith(incomplete)]
+
+
+def _device_names(incomplete: str) -> list[str]:
+    """Shell completion: the devices that tilepolicy knows."""
+    from tilepolicy.facts import DEVICES
+
+    return [name for name in DEVICES if name.startswith(incomplete)]
+
+
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="MaxText config file.", show_default=False)
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="As on MaxText's command line."),
+]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        "-p",
+        metavar="POLICY",
+        help="Path, URL or shipped name; several are tried in this order. "
+        f"Default: {DEFAULT_POLICY}.",
+        autocompletion=_policy_names,
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        "-d",
+        metavar="DEVICE",
+        help="Target, v6e; default: the config's compile_topology.",
+        autocompletion=_device_names,
+    ),
+]
+AllowOutsideOption = Annotated[
+    bool,
+    typer.Option("--allow-outside", help="Let `extends` leave the policy's own folder."),
+]
+
+
+def load_policies(references: Sequence[str] | None, *, allow_outside: bool = False) -> Policy:
+    """The named policies as one, tried in the order given; the default policy for none.
+
+    Raises:
+        PolicyError: with every problem of every policy.
+    """
+    from tilepolicy import policy
+
+    names = list(references or [DEFAULT_POLICY])
+    loaded = [policy.load(name, allow_outside=allow_outside) for name in names]
+    return loaded[0] if len(loaded) == 1 else policy.combine(loaded)
+
+
+def resolve_config(
+    config: str,
+    overrides: Sequence[str] | None,
+    policies: Sequence[str] | None,
+    device: str | None,
+    *,
+    allow_outside: bool = False,
+) -> Resolution:
+    """Loads the policies and resolves one config under them.
+
+    Raises:
+        TilepolicyError: with every problem of the policies and the config.
+    """
+    policy = load_policies(policies, allow_outside=allow_outside)
+    return policy.resolve(config, tuple(overrides or ()), device=device)
+
+
+def print_warnings(problems: Iterable[Problem]) -> None:
+    """Writes problems to standard error, so that piped output stays clean."""
+    for problem in problems:
+        sys.stderr.write(f"{problem}\n")
+
+
+def write_output(text: str) -> None:
+    """Writes a command's result to standard output."""
+    sys.stdout.write(text)
