@@ -11,6 +11,7 @@ from tilepolicy.resolution import Loser, Origin, OriginKind
 
 
 def proposal(kind: OriginKind, value: int, **origin: object) -> Proposal:
+    """A proposal of a kind."""
     return Proposal(value, Origin(kind, **origin))  # type: ignore[arg-type]
 
 
@@ -24,7 +25,7 @@ def test_the_order_is_lock_config_rule_auto_default() -> None:
 
 @pytest.mark.parametrize("start", range(len(ORDER)))
 def test_the_strongest_wins_whatever_the_order_of_proposals(start: int) -> None:
-    """In every order of proposing, the strongest kind wins and the others are listed by strength."""
+    """In every order of proposing the strongest kind wins; the others are listed by strength."""
     for shuffled in permutations(ALL[start:]):
         won = decide(shuffled)
         assert won.value == 10 + start

@@ -5,10 +5,10 @@ The types here are what ``schemas/resolution.schema.json`` is generated from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Literal, TypedDict
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypedDict
 
-from pydantic import Field
+from pydantic import ConfigDict, with_config
 
 from tilepolicy.errors import Place, Problem
 from tilepolicy.resolution import Loser, Origin, Resolution, ResolvedSetting
@@ -31,82 +31,127 @@ type Json = bool | int | float | str | None
 KindJson = Literal["lock", "config", "rule", "auto", "default"]
 
 
+def _titled(title: str) -> Callable[[type[Any]], type[Any]]:
+    """Gives a form its title; its descriptions are the texts below its keys."""
+    return with_config(ConfigDict(title=title, use_attribute_docstrings=True))
+
+
+@_titled("place")
 class PlaceJson(TypedDict):
     """Where something stands in a file."""
 
-    file: Annotated[str, Field(description="File as the user named it.")]
-    line: Annotated[int | None, Field(description="1-based line.")]
-    column: Annotated[int | None, Field(description="1-based column, in characters.")]
+    file: str
+    """File as the user named it."""
+    line: int | None
+    """1-based line; null for the whole file."""
+    column: int | None
+    """1-based column in characters; null for the whole line."""
 
 
+@_titled("problem")
 class ProblemJson(TypedDict):
     """One error or warning."""
 
-    code: Annotated[str, Field(description="Stable identifier, `unknown-key`.")]
+    code: str
+    """Stable identifier, `unknown-key`."""
     severity: Literal["error", "warning"]
+    """An error makes a command fail."""
     message: str
-    path: Annotated[str, Field(description="Path inside the document, `gmm.rules[0].tile`.")]
+    """What is wrong, in one sentence."""
+    path: str
+    """Path inside the document, `gmm.rules[0].tile`; empty where there is none."""
     place: PlaceJson | None
-    remedy: Annotated[str | None, Field(description="What to do about it.")]
+    """Where it is; null for a problem of no file."""
+    remedy: str | None
+    """What to do about it."""
 
 
+@_titled("loser")
 class LoserJson(TypedDict):
     """A value that was proposed for a setting and lost."""
 
     kind: KindJson
+    """What proposed it."""
     value: Json
+    """The value it proposed."""
     name: str
+    """Rule or lock name, or the key of the config."""
     file: str | None
+    """File of the proposal; null for defaults and automatic values."""
     line: int | None
-    reason: Annotated[str, Field(description="Why it lost.")]
+    """1-based line in the file."""
+    reason: str
+    """Why it lost."""
 
 
+@_titled("origin")
 class OriginJson(TypedDict):
     """Where a value comes from, why, and what lost against it."""
 
     kind: KindJson
-    name: Annotated[str, Field(description="Rule or lock name, or the key of the config.")]
+    """What decided, in order of strength: lock, config, rule, auto, default."""
+    name: str
+    """Rule or lock name, or the key of the config."""
     file: str | None
+    """File that decided; null for defaults and automatic values."""
     line: int | None
+    """1-based line in the file."""
     reason: str
-    lost: Annotated[list[LoserJson], Field(description="Weaker proposals, strongest first.")]
+    """The arithmetic, or the author's words."""
+    lost: list[LoserJson]
+    """The weaker proposals, strongest first."""
 
 
+@_titled("honoured")
 class HonouredJson(TypedDict):
     """Who makes a setting take effect on the selected backend."""
 
-    by: Annotated[
-        Literal["maxtext", "apply"] | None,
-        Field(description="MaxText itself, `tilepolicy apply`/`run`, or nothing at all."),
-    ]
+    by: Literal["maxtext", "apply"] | None
+    """MaxText itself, only `tilepolicy apply` and `run`, or nothing at all."""
     why: str
+    """Why, in one sentence."""
 
 
+@_titled("setting")
 class SettingJson(TypedDict):
     """One setting with its value, who honours it, and its origin."""
 
     value: Json
+    """The value that the run will use, if something honours it."""
     honoured: HonouredJson
+    """Who honours it."""
     origin: OriginJson
+    """Where the value comes from."""
 
 
+@_titled("policy")
 class PolicyJson(TypedDict):
-    """Identity of the policy."""
+    """Identity of a policy."""
 
     name: str
-    digest: Annotated[str, Field(description="SHA-256 of the content, in hexadecimal.")]
+    """Its name."""
+    digest: str
+    """SHA-256 of its content, in hexadecimal."""
     files: list[str]
+    """Its files, inherited ones included."""
 
 
+@_titled("tilepolicy resolution")
 class ResolutionJson(TypedDict):
     """All settings of one MaxText config under one policy."""
 
     policy: PolicyJson
-    device: Annotated[str | None, Field(description="Normalised device name, `v6e`.")]
-    backend: Annotated[str, Field(description="Grouped-matmul path that MaxText takes.")]
-    settings: Annotated[dict[str, SettingJson], Field(description="Setting name to its value.")]
-    facts: Annotated[dict[str, Json], Field(description="What the decisions could depend on.")]
+    """The policy that decided."""
+    device: str | None
+    """Normalised device name, `v6e`; null where it is not known."""
+    backend: str
+    """Grouped-matmul path that MaxText takes for this config."""
+    settings: dict[str, SettingJson]
+    """Setting name to its value and origin."""
+    facts: dict[str, Json]
+    """What the decisions could depend on."""
     warnings: list[ProblemJson]
+    """Problems that do not make the resolution wrong."""
 
 
 def resolution_json(resolution: Resolution) -> ResolutionJson:
