@@ -29,9 +29,10 @@ import re
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import yaml
+
+type Json = None | bool | int | float | str | list[Json] | dict[str, Json]
 
 TARGET = Path(__file__).parents[1] / "tilepolicy" / "data" / "maxtext_keys.json"
 RL_PARTS = (
@@ -57,9 +58,9 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _enums(tree: ast.Module) -> dict[str, Any]:
+def _enums(tree: ast.Module) -> dict[str, Json]:
     """``Class.MEMBER`` to its value, for every enum of the module."""
-    found: dict[str, Any] = {}
+    found: dict[str, Json] = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             for line in node.body:
@@ -72,7 +73,7 @@ def _enums(tree: ast.Module) -> dict[str, Any]:
     return found
 
 
-def _default(value: ast.expr | None, enums: dict[str, Any]) -> Any:
+def _default(value: ast.expr | None, enums: dict[str, Json]) -> Json:
     """The default that a field declaration writes down, or UNKNOWN."""
     if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "Field":
         keywords = {keyword.arg: keyword.value for keyword in value.keywords}
@@ -92,12 +93,12 @@ def _default(value: ast.expr | None, enums: dict[str, Any]) -> Any:
         return UNKNOWN
 
 
-def model_fields(source: str, *roots: str) -> dict[str, Any]:
+def model_fields(source: str, *roots: str) -> dict[str, Json]:
     """Fields of the named classes and their bases, read from the text of ``configs/types.py``."""
     tree = ast.parse(source)
     enums = _enums(tree)
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    fields: dict[str, Any] = {}
+    fields: dict[str, Json] = {}
 
     def visit(name: str) -> None:
         for base in classes[name].bases:
@@ -114,11 +115,11 @@ def model_fields(source: str, *roots: str) -> dict[str, Any]:
     return fields
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: object) -> Json:
     return json.loads(json.dumps(value, default=str))
 
 
-def read_wheel(wheel: Path) -> dict[str, Any]:
+def read_wheel(wheel: Path) -> dict[str, Json]:
     """The whole facts of one release."""
     with zipfile.ZipFile(wheel) as archive:
         base = archive.read("maxtext/configs/base.yml")
@@ -146,16 +147,16 @@ def read_wheel(wheel: Path) -> dict[str, Any]:
     }
 
 
-def _difference(new: dict[str, Any], old: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _difference(new: dict[str, Json], old: dict[str, Json]) -> tuple[dict[str, Json], list[str]]:
     changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
     return changed, sorted(set(old) - set(new))
 
 
-def table(wheels: list[Path]) -> dict[str, Any]:
+def table(wheels: list[Path]) -> dict[str, Json]:
     """The content of the file for wheels in the order of their releases."""
-    releases: dict[str, Any] = {}
-    base: dict[str, Any] = {}
-    fields: dict[str, Any] = {}
+    releases: dict[str, Json] = {}
+    base: dict[str, Json] = {}
+    fields: dict[str, Json] = {}
     for wheel in wheels:
         whole = read_wheel(wheel)
         changed, removed = _difference(whole["base"], base)

@@ -168,9 +168,7 @@ def _missing_file(path: Path, named_at: Place | None) -> Problem:
     remedy = None
     if named_at is not None:
         remedy = "base_config is looked up beside the file, then in MaxText's configs folder"
-    return Problem(
-        "no-such-file", f"there is no file {path}", named_at or Place(str(path)), remedy
-    )
+    return Problem("no-such-file", f"there is no file {path}", named_at or Place(str(path)), remedy)
 
 
 def _cycle(path: Path, named_at: Place | None) -> Problem:

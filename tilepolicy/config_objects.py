@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from tilepolicy.config_files import Locator
 from tilepolicy.config_values import ConfigValue, ConfigValues, Entries
 from tilepolicy.maxtext_keys import COMPUTED
 
 __all__ = ["is_config_object", "object_values"]
+
+
+class _Model(Protocol):
+    """What is used of a pydantic model."""
+
+    model_fields_set: set[str]
+
+    def model_dump(self) -> dict[str, Any]: ...
 
 
 def is_config_object(config: object) -> bool:
@@ -20,10 +28,10 @@ def is_config_object(config: object) -> bool:
     return hasattr(config, "_pydantic_config") or hasattr(type(config), "model_fields")
 
 
-def object_values(config: Any, locator: Locator) -> ConfigValues:
+def object_values(config: object, locator: Locator) -> ConfigValues:
     """The values of a config object; see :func:`tilepolicy.configs.read` for what is explicit."""
-    model = getattr(config, "_pydantic_config", config)
-    set_by_user = getattr(model, "model_fields_set", frozenset())
+    model: _Model = getattr(config, "_pydantic_config", config)
+    set_by_user = model.model_fields_set
     base = dict(locator.keys.fields) | dict(locator.keys.base)
     entries: Entries = {}
     for key, raw in model.model_dump().items():

@@ -125,17 +125,18 @@ class Draft:
     def lay(self, layer: Mapping[str, ConfigValue]) -> None:
         """Lay a stronger source over what is there; unknown keys become problems."""
         replaces_rules = bool(getattr(layer.get("override_logical_axis_rules"), "value", False))
-        for key, new in layer.items():
-            if new.source != "default":
-                if not self.keys.knows(key):
-                    self.problems.append(self._unknown(key, new))
-                    continue
-                new = self._checked(key, new)
+        for key, given in layer.items():
+            if given.source != "default" and not self.keys.knows(key):
+                self.problems.append(self._unknown(key, given))
+                continue
+            new = given if given.source == "default" else self._checked(key, given)
             below = self.entries.get(key)
-            if below is not None:
+            if below is None:
+                self.entries[key] = new
+            else:
                 value = _merged(key, below.value, new, replaces_rules)
-                new = replace(new, value=value, lost=(replace(below, lost=()), *below.lost))
-            self.entries[key] = new
+                lost = (replace(below, lost=()), *below.lost)
+                self.entries[key] = replace(new, value=value, lost=lost)
 
     def finish(self, files: tuple[str, ...], configs: Path | None) -> ConfigValues:
         """The values.

@@ -16,10 +16,10 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tilepolicy.config_files import Entries, Locator, read_chain, read_model
+from tilepolicy.config_files import Locator, read_chain, read_model
 from tilepolicy.config_objects import is_config_object, object_values
 from tilepolicy.config_overrides import parse_arguments, parse_environment
-from tilepolicy.config_values import ConfigValue, ConfigValues, Draft
+from tilepolicy.config_values import ConfigValue, ConfigValues, Draft, Entries
 from tilepolicy.errors import Place, Problem
 from tilepolicy.maxtext_keys import COMPUTED, ReleaseKeys
 
@@ -122,12 +122,10 @@ def _lay_model(draft: Draft, config: Path, arguments: Entries, locator: Locator)
         if argument is not None and argument.value != ours.value and not may_override:
             draft.problems.append(_contradiction(key, argument, ours, name))
         below = draft.entries.get(key)
-        if argument is None and below is not None and below.source == "file":
-            if below.value != ours.value:
-                draft.problems.append(_silent_loss(key, below, ours, name))
-    draft.lay(
-        {key: ours for key, ours in model.items() if not (may_override and key in arguments)}
-    )
+        loses = below is not None and below.source == "file" and below.value != ours.value
+        if argument is None and below is not None and loses:
+            draft.problems.append(_silent_loss(key, below, ours, name))
+    draft.lay({key: ours for key, ours in model.items() if not (may_override and key in arguments)})
 
 
 _FALSE = ConfigValue(False, "default")
