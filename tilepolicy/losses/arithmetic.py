@@ -1,0 +1,167 @@
+"""What one token's loss and its logit cotangent are, shared by every loss of this package.
+
+With logits ``x`` of one token, its label ``y`` and ``log_z = log Σ exp(x)``::
+
+    z_loss_term = z_loss · log_z²
+    loss        = log_z − x[y] + z_loss_term            (the second sum is MaxText's)
+    d loss / d x_v = (1 + 2 · z_loss · log_z) · p_v − [v = y],      p = softmax(x)
+
+as in ``maxtext.utils.max_utils.cross_entropy_with_logits`` (MaxText 0.2.5, after T5X's
+``losses.py``). Two differences, both tested: the second output has its true gradient here, while
+MaxText ignores its cotangent; and a label outside ``0 … V − 1`` has no target, so that only
+``z_loss_term`` and its gradient remain (MaxText's zero one-hot row loses the loss but keeps
+``p`` in the gradient).
+
+All arithmetic is in float32, or in float64 if the logits are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+__all__ = [
+    "LogSumExp",
+    "accumulation_dtype",
+    "checked_labels",
+    "checked_z_loss",
+    "label_mask",
+    "logit_cotangent",
+    "token_losses",
+    "weighted_sum",
+]
+
+
+class LogSumExp(NamedTuple):
+    """``log Σ exp(x)`` of each token, as a finite shift and the rest.
+
+    Attributes:
+        shift: largest logit, or 0 where there is no finite one; shape ``(..., 1)``.
+        log_sum: ``log Σ exp(x − shift)``; shape ``(..., 1)``.
+
+    The two are kept apart because ``log_sum − (x[y] − shift)`` is exact where
+    ``(shift + log_sum) − x[y]`` has lost its low bits: logits of ±1e4 differ by 1e-3 in float32.
+    """
+
+    shift: jax.Array
+    log_sum: jax.Array
+
+    @classmethod
+    def of(cls, logits: jax.Array) -> LogSumExp:
+        """The log-sum-exp over the last axis of ``logits``, shape ``(..., V)``."""
+        dtype = accumulation_dtype(logits.dtype)
+        shift = finite_or_zero(jnp.max(logits, axis=-1, keepdims=True).astype(dtype))
+        total = jnp.sum(jnp.exp(logits.astype(dtype) - shift), axis=-1, keepdims=True)
+        return cls(shift, jnp.log(total))
+
+    @property
+    def value(self) -> jax.Array:
+        """``log Σ exp(x)``, shape ``(..., 1)``."""
+        return self.shift + self.log_sum
+
+
+def finite_or_zero(values: jax.Array) -> jax.Array:
+    """``values`` with zero where they are infinite, so that subtracting them makes no NaN."""
+    return jnp.where(jnp.isinf(values), jnp.zeros_like(values), values)
+
+
+def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
+    """float32, or float64 for float64."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def checked_z_loss(z_loss: float) -> float:
+    """The z-loss coefficient as a Python float.
+
+    Raises:
+        ValueError: it is negative or not finite.
+        jax.errors.ConcretizationTypeError: it is traced; it has to be known at trace time.
+    """
+    value = float(z_loss)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"z_loss must be a finite number >= 0, got {z_loss!r}")
+    return value
+
+
+def checked_labels(labels: jax.Array, tokens: tuple[int, ...]) -> None:
+    """Checks that there is one integer label for each token.
+
+    Raises:
+        ValueError: the shape is not ``tokens``.
+        TypeError: the labels are not integers.
+    """
+    if labels.shape != tokens:
+        raise ValueError(f"labels must have the shape of the tokens {tokens}, got {labels.shape}")
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"labels must be integers, got {labels.dtype}")
+
+
+def label_mask(labels: jax.Array, vocab: int) -> jax.Array:
+    """Where a label has a target: 1 for ``0 … vocab − 1``, else 0; shape of ``labels``, bool."""
+    return (labels >= 0) & (labels < vocab)
+
+
+def token_losses(
+    lse: LogSumExp, target: jax.Array, valid: jax.Array, z_loss: float
+) -> tuple[jax.Array, jax.Array]:
+    """The loss (z-loss included) and the z-loss term of each token.
+
+    Args:
+        lse: log-sum-exp of each token.
+        target: logit of the label; shape ``(...,)``; any finite number where not ``valid``.
+        valid: whether the label is a vocabulary entry; shape ``(...,)``.
+        z_loss: coefficient of the squared log-sum-exp.
+
+    Returns:
+        ``loss`` and ``z_loss_term``, both ``(...,)`` in the accumulation dtype.
+    """
+    shift, log_sum = lse.shift[..., 0], lse.log_sum[..., 0]
+    loss = jnp.where(valid, log_sum - (target.astype(shift.dtype) - shift), 0)
+    if z_loss == 0.0:
+        return loss, jnp.zeros_like(loss)
+    z_term = z_loss * jnp.square(shift + log_sum)
+    return loss + z_term, z_term
+
+
+def logit_cotangent(
+    logits: jax.Array,
+    lse: LogSumExp,
+    labels: jax.Array,
+    valid: jax.Array,
+    loss_cotangent: jax.Array,
+    z_cotangent: jax.Array | None,
+    z_loss: float,
+) -> jax.Array:
+    """The cotangent of ``logits``: one elementwise expression, nothing of its size is held.
+
+    Args:
+        logits: ``(..., V)``, or a tile of the vocabulary.
+        lse: log-sum-exp of each token over the whole vocabulary.
+        labels: ``(...,)``, relative to the first column of ``logits``.
+        valid: whether the label is an entry of the whole vocabulary; shape ``(...,)``.
+        loss_cotangent: of each token's loss; shape ``(...,)``.
+        z_cotangent: of each token's z-loss term, or None for zero.
+        z_loss: coefficient of the squared log-sum-exp.
+
+    Returns:
+        ``(..., V)`` in the accumulation dtype.
+    """
+    log_z = finite_or_zero(lse.value)
+    of_label = (loss_cotangent * valid).astype(log_z.dtype)[..., None]
+    of_softmax = of_label
+    if z_loss != 0.0:
+        both = loss_cotangent if z_cotangent is None else loss_cotangent + z_cotangent
+        of_softmax = of_label + both[..., None] * (2 * z_loss) * log_z
+    softmax = jnp.exp(logits.astype(log_z.dtype) - log_z)
+    columns = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    return of_softmax * softmax - jnp.where(columns == labels[..., None], of_label, 0)
+
+
+def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """``Σ values · weights`` in which a weight of zero hides even an infinite value."""
+    weights = weights.astype(values.dtype)
+    return jnp.sum(jnp.where(weights == 0, 0, values * weights))

@@ -1,0 +1,160 @@
+"""How tokens and head lie on a device mesh, and how tokens are cut so that they stay there.
+
+A chunk takes every ``num_tiles``-th token of every sequence, not a run of neighbours: splitting an
+axis of ``n`` tokens into ``(n / num_tiles, num_tiles)`` leaves a sharding of that axis on its first
+factor, so that each device finds its own share of every chunk in its own memory. Runs of
+neighbours would put one chunk on one device; MaxText 0.2.5 cuts so and moves the hidden states
+there and back with an all-to-all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+__all__ = ["LossSharding", "merge_tokens", "split_factors", "split_tokens"]
+
+
+@dataclass(frozen=True)
+class LossSharding:
+    """Where tokens and head lie on a mesh, for losses under ``jax.jit`` with automatic sharding.
+
+    Attributes:
+        mesh: the mesh; its axes are automatic (``AxisType.Auto``).
+        tokens: spec of the token axes of ``hidden``, ``P(("data", "fsdp", "expert"))``.
+        head: spec of the head as it is stored, ``P("fsdp", "tensor")``; for
+            ``chunked_sparse_cross_entropy_fn`` a pytree of specs that fits ``params``.
+
+    The gathered head keeps the axes that no token lies on (tensor parallelism) and drops those
+    that also shard the tokens (data, fsdp, expert), as ``vocab_tiling_ag_once`` does in MaxText.
+    """
+
+    mesh: Mesh
+    tokens: PartitionSpec
+    head: Any
+
+    def __hash__(self) -> int:
+        specs = jax.tree.leaves(self.head, is_leaf=_is_spec)
+        return hash((self.mesh, self.tokens, tuple(specs)))
+
+    @property
+    def token_shards(self) -> int:
+        """Number of devices among which the tokens are divided."""
+        return self._size(_axes(self.tokens))
+
+    def vocab_shards(self, vocab_axis: int) -> int:
+        """Number of devices among which the gathered head's vocabulary is divided."""
+        gathered = self._without_token_axes(self.head)
+        return self._size(_axes(PartitionSpec(*gathered[vocab_axis : vocab_axis + 1])))
+
+    def vocab_axes(self, vocab_axis: int) -> tuple[str, ...]:
+        """Mesh axes over which the gathered head's vocabulary is divided."""
+        gathered = self._without_token_axes(self.head)
+        return tuple(_axes(PartitionSpec(*gathered[vocab_axis : vocab_axis + 1])))
+
+    def stored(self, params: Any) -> Any:
+        """Constrains a head, or gradients of one, to the sharding it is stored in."""
+        return self._constrain(params, gathered=False)
+
+    def gathered(self, params: Any) -> Any:
+        """Constrains a head to be whole on every device that holds different tokens."""
+        return self._constrain(params, gathered=True)
+
+    def of_tokens(self, values: jax.Array, *rest: Any) -> jax.Array:
+        """Constrains an array whose first axes are the token axes; ``rest`` are those behind."""
+        axes = list(self.tokens) + [None] * (values.ndim - len(self.tokens) - len(rest))
+        return self._place(values, PartitionSpec(*axes, *rest))
+
+    def place(self, values: jax.Array, *axes: Any) -> jax.Array:
+        """Constrains an array to the mesh axes named for each of its axes."""
+        return self._place(values, PartitionSpec(*axes))
+
+    def _constrain(self, params: Any, *, gathered: bool) -> Any:
+        def one(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+            return self._place(leaf, self._without_token_axes(spec) if gathered else spec)
+
+        return jax.tree.map(one, self.head, params, is_leaf=_is_spec)
+
+    def _place(self, values: jax.Array, spec: PartitionSpec) -> jax.Array:
+        return jax.lax.with_sharding_constraint(values, NamedSharding(self.mesh, spec))
+
+    def _without_token_axes(self, spec: PartitionSpec) -> PartitionSpec:
+        of_tokens = set(_axes(self.tokens))
+        kept = [tuple(name for name in _names(entry) if name not in of_tokens) for entry in spec]
+        return PartitionSpec(*(names or None for names in kept))
+
+    def _size(self, names: Iterator[str]) -> int:
+        sizes: Mapping[str, int] = self.mesh.shape
+        return math.prod(sizes[name] for name in names)
+
+
+def _is_spec(node: object) -> bool:
+    return isinstance(node, PartitionSpec)
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a spec: None, a name, or a tuple of names."""
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _axes(spec: PartitionSpec) -> Iterator[str]:
+    for entry in spec:
+        yield from _names(entry)
+
+
+def split_factors(tokens: tuple[int, ...], num_tiles: int) -> tuple[int, ...]:
+    """How many ways each token axis is cut, last axis first, for ``num_tiles`` equal chunks.
+
+    Raises:
+        ValueError: ``num_tiles`` is below 1 or does not divide the number of tokens.
+    """
+    total = math.prod(tokens)
+    if num_tiles < 1 or total % num_tiles:
+        raise ValueError(
+            f"num_tiles={num_tiles} must be at least 1 and divide the {total} tokens of shape "
+            f"{tokens}; pad the tokens with weight 0 or choose a divisor"
+        )
+    factors: list[int] = []
+    for size in reversed(tokens):
+        factors.insert(0, math.gcd(num_tiles, size))
+        num_tiles //= factors[0]
+    return tuple(factors)
+
+
+def split_tokens(values: jax.Array, factors: tuple[int, ...]) -> jax.Array:
+    """Cuts the token axes: ``(*tokens, …)`` to ``(num_tiles, *tokens of a chunk, …)``."""
+    lead = len(factors)
+    if math.prod(factors) == 1:
+        return values[None]
+    shape: list[int] = []
+    for size, factor in zip(values.shape[:lead], factors, strict=True):
+        shape += [size // factor, factor]
+    cut = values.reshape(*shape, *values.shape[lead:])
+    order = [
+        *range(1, 2 * lead, 2),
+        *range(0, 2 * lead, 2),
+        *range(2 * lead, cut.ndim),
+    ]
+    chunks = cut.transpose(order)
+    return chunks.reshape(math.prod(factors), *chunks.shape[lead:])
+
+
+def merge_tokens(chunks: jax.Array, factors: tuple[int, ...]) -> jax.Array:
+    """The inverse of ``split_tokens``: ``(num_tiles, *tokens of a chunk, …)`` to ``(*tokens, …)``."""
+    lead = len(factors)
+    if math.prod(factors) == 1:
+        return chunks[0]
+    cut = chunks.reshape(*factors, *chunks.shape[1:])
+    order = [axis for pair in zip(range(lead, 2 * lead), range(lead), strict=True) for axis in pair]
+    joined = cut.transpose(*order, *range(2 * lead, cut.ndim))
+    sizes = [
+        size * factor for size, factor in zip(chunks.shape[1 : lead + 1], factors, strict=True)
+    ]
+    return joined.reshape(*sizes, *chunks.shape[lead + 1 :])

@@ -1,0 +1,84 @@
+"""Cross-entropy of given logits with integer labels: no one-hot, no saved exponentials."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from tilepolicy.losses.arithmetic import (
+    LogSumExp,
+    checked_labels,
+    checked_z_loss,
+    label_mask,
+    logit_cotangent,
+    token_losses,
+)
+
+__all__ = ["sparse_cross_entropy_with_logits", "target_logits"]
+
+
+def sparse_cross_entropy_with_logits(
+    logits: jax.Array, labels: jax.Array, *, z_loss: float = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """The cross-entropy of each token, as MaxText's with a one-hot target.
+
+    The target logit is gathered and the cotangent of the logits is one elementwise expression of
+    the logits and their log-sum-exp: neither a one-hot nor the exponentials are kept for the
+    backward pass.
+
+    Args:
+        logits: ``(..., V)``, any floating dtype.
+        labels: ``(...,)``, integers. One outside ``0 … V − 1`` (padding, −100) has no target: its
+            loss is the z-loss term alone. Multiply by your weights to leave a token out.
+        z_loss: coefficient of the squared log-sum-exp, known at trace time.
+
+    Returns:
+        ``(loss, z_loss_term)``, both ``(...,)`` in float32 (float64 for float64 logits); the
+        z-loss term is contained in the loss and is also returned, for logging. Both outputs are
+        differentiable.
+
+    Raises:
+        ValueError: shapes do not fit, or ``z_loss`` is negative or not finite.
+        TypeError: labels are not integers or logits not floating.
+    """
+    if logits.ndim == 0 or not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise TypeError(f"logits must be floating with a vocabulary axis, got {logits.aval}")
+    checked_labels(labels, logits.shape[:-1])
+    return _sparse(checked_z_loss(z_loss), logits, labels)
+
+
+def target_logits(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The logit of each label, ``(...,)``; that of the nearest entry if there is no such label."""
+    index = jnp.clip(labels, 0, logits.shape[-1] - 1)[..., None]
+    return jnp.take_along_axis(logits, index, axis=-1, mode="promise_in_bounds")[..., 0]
+
+
+type _Residuals = tuple[jax.Array, jax.Array, LogSumExp]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sparse(z_loss: float, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _sparse_fwd(z_loss, logits, labels)[0]
+
+
+def _sparse_fwd(
+    z_loss: float, logits: jax.Array, labels: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array], _Residuals]:
+    lse = LogSumExp.of(logits)
+    valid = label_mask(labels, logits.shape[-1])
+    losses = token_losses(lse, target_logits(logits, labels), valid, z_loss)
+    return losses, (logits, labels, lse)
+
+
+def _sparse_bwd(
+    z_loss: float, residuals: _Residuals, cotangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, None]:
+    logits, labels, lse = residuals
+    valid = label_mask(labels, logits.shape[-1])
+    cotangent = logit_cotangent(logits, lse, labels, valid, *cotangents, z_loss)
+    return cotangent.astype(logits.dtype), None
+
+
+_sparse.defvjp(_sparse_fwd, _sparse_bwd)
