@@ -34,7 +34,13 @@ from tilepolicy.errors import ConfigError, Problem
 from tilepolicy.layout import Layout, Unknown, layout_of
 from tilepolicy.resolution import FactValue
 from tilepolicy.settings import Layer, Pass, Phase
-from tilepolicy.sites import SiteSizes, padded_rows, site_sizes
+from tilepolicy.sites import (
+    SiteSizes,
+    eval_has_own_rules,
+    expert_axes,
+    padded_rows,
+    site_sizes,
+)
 
 __all__ = ["Facts", "derive", "normalize_device", "site"]
 
@@ -172,11 +178,10 @@ def _batch_facts(values: ConfigValues, layout: Layout) -> dict[str, FactValue | 
     }
     wide = values.get("cast_logits_to_fp32") or values.get("logits_dot_in_fp32")
     facts["logits_itemsize"] = 4 if wide or values.get("dtype") == "float32" else 2
-    for axis in ("data", "fsdp", "tensor", "expert"):
-        size = layout.mesh.size((axis,))
-        facts[f"{axis}_shards"] = (
-            size if size is not None else Unknown(layout.mesh.missing((axis,)))
-        )
+    for axis in ("data", "fsdp", "fsdp_transpose", "tensor", "expert"):
+        facts[f"{axis}_shards"] = layout.shards((axis,))
+    facts["expert_parallelism"] = layout.shards(expert_axes(values))
+    facts["eval_tiles_read"] = eval_has_own_rules(layout)
     return facts
 
 

@@ -26,7 +26,7 @@ from tilepolicy.config_values import ConfigValues
 from tilepolicy.layout import Layout, Unknown, batch_of
 from tilepolicy.settings import Layer, Phase
 
-__all__ = ["SiteSizes", "eval_has_own_rules", "padded_rows", "site_sizes"]
+__all__ = ["SiteSizes", "eval_has_own_rules", "expert_axes", "padded_rows", "site_sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,13 @@ class SiteSizes:
 def padded_rows(rows: int, tile: int) -> int:
     """Rows rounded up to a multiple of the tile (MaxText's ``max_utils.maybe_pad``)."""
     return -(-rows // tile) * tile
+
+
+def expert_axes(values: ConfigValues) -> tuple[str, ...]:
+    """The mesh axes over which MaxText spreads experts (``RoutedMoE.__init__``)."""
+    return (
+        ("context", "expert") if values.get("custom_mesh_and_rule") == "cp-as-ep" else ("expert",)
+    )
 
 
 def eval_has_own_rules(layout: Layout) -> bool:
@@ -179,10 +186,7 @@ def _mlp_dim(values: ConfigValues, layout: Layout, layer: Layer, phase: Phase) -
 def _rows(values: ConfigValues, layout: Layout, phase: Phase, *, own_factor: bool) -> int | Unknown:
     per_token = _count(values, "num_experts_per_tok")
     experts = _count(values, "num_experts")
-    expert_axes = ("expert",)
-    if values.get("custom_mesh_and_rule") == "cp-as-ep":
-        expert_axes = ("context", "expert")
-    parallelism = layout.shards(expert_axes)
+    parallelism = layout.shards(expert_axes(values))
     if isinstance(parallelism, Unknown):
         return parallelism
     tokens = _routed_tokens(values, layout, phase, replicate=parallelism == 1)
