@@ -1,0 +1,151 @@
+"""A policy reference to the layers it stands for: itself and everything it extends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from tilepolicy.compile import Sections, compile_document
+from tilepolicy.errors import Place, PolicyError, Problem
+from tilepolicy.lint import lint
+from tilepolicy.match import RuleIndex
+from tilepolicy.model import PolicyDocument
+from tilepolicy.model_problems import problems_of
+from tilepolicy.references import Reference, follow
+from tilepolicy.source import Document, parse
+
+__all__ = ["Layer", "in_order", "read_layers"]
+
+_MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One policy file, on its own.
+
+    Attributes:
+        reference: where it was found.
+        source: its text.
+        document: its content, ``extends`` not followed.
+        sections: its rules.
+        indexes: an index of each section, in the order of ``sections.all()``.
+    """
+
+    reference: Reference
+    source: Document
+    document: PolicyDocument
+    sections: Sections
+    indexes: list[RuleIndex]
+
+
+def in_order(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+    """Layers in which each file stands once: where it was last, behind all that extend it."""
+    last = {layer.reference.identity: layer for layer in layers}
+    kept: dict[str, Layer] = {}
+    for layer in reversed(list(layers)):
+        kept.setdefault(layer.reference.identity, last[layer.reference.identity])
+    return tuple(reversed(kept.values()))
+
+
+def read_layers(reference: Reference, *, allow_outside: bool) -> tuple[Layer, ...]:
+    """A policy and those it extends, in the order in which their rules are tried.
+
+    Raises:
+        PolicyError: with every problem of every file.
+    """
+    reader = _Reader(allow_outside=allow_outside)
+    layers = reader.read(reference, Place(reference.shown), ())
+    errors = sorted(
+        reader.problems,
+        key=lambda p: (
+            reader.files.index(p.place.file) if p.place and p.place.file in reader.files else 0,
+            (p.place.line or 0) if p.place else 0,
+        ),
+    )
+    if errors:
+        raise PolicyError(errors)
+    return layers
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads files once each and collects their problems."""
+
+    allow_outside: bool
+    problems: list[Problem] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    _read: dict[str, tuple[Layer, ...]] = field(default_factory=dict)
+
+    def read(
+        self, reference: Reference, place: Place, path: tuple[Reference, ...]
+    ) -> tuple[Layer, ...]:
+        """The layers of one policy.
+
+        Args:
+            reference: the policy.
+            place: where it is named.
+            path: the policies that extend it, outermost first.
+        """
+        identities = [parent.identity for parent in path]
+        if reference.identity in identities:
+            chain = [*path[identities.index(reference.identity) :], reference]
+            message = f"extends goes in a circle: {' extends '.join(r.shown for r in chain)}"
+            self.problems.append(Problem("extends-cycle", message, place, "remove one of them"))
+            return ()
+        if len(path) == _MAX_DEPTH:
+            message = f"policies extend each other more than {_MAX_DEPTH} levels deep"
+            self.problems.append(Problem("too-deep", message, place, "merge some of them"))
+            return ()
+        if reference.identity not in self._read:
+            self._read[reference.identity] = self._read_new(reference, place, path)
+        return self._read[reference.identity]
+
+    def _read_new(
+        self, reference: Reference, place: Place, path: tuple[Reference, ...]
+    ) -> tuple[Layer, ...]:
+        self.files.append(reference.shown)
+        try:
+            source = parse(reference.read(), reference.shown)
+        except OSError as error:
+            message = f"{reference.shown} cannot be read: {error.strerror or error}"
+            self.problems.append(Problem("unreadable", message, place, "check the file"))
+            return ()
+        layer = self._layer(reference, source)
+        below: list[Layer] = []
+        for at, name in _extended(source):
+            where = source.place(at)
+            try:
+                target = follow(name, reference, where, allow_outside=self.allow_outside)
+            except PolicyError as error:
+                self.problems += error.problems
+            else:
+                below += self.read(target, where, (*path, reference))
+        return in_order([*([layer] if layer is not None else []), *below])
+
+    def _layer(self, reference: Reference, source: Document) -> Layer | None:
+        """The content of one file; None after recording why it has none."""
+        found = list(source.problems)
+        if not source.readable:
+            self.problems += found
+            return None
+        try:
+            document = PolicyDocument.model_validate(source.value)
+        except ValidationError as error:
+            known = {problem.place for problem in found}
+            later = problems_of(error, source, PolicyDocument)
+            self.problems += found + [p for p in later if p.place not in known]
+            return None
+        sections = compile_document(document, source)
+        indexes = [RuleIndex(section.rules) for section in sections.all()]
+        self.problems += found + lint(sections, indexes, source)
+        return Layer(reference, source, document, sections, indexes)
+
+
+def _extended(source: Document) -> list[tuple[tuple[str | int, ...], str]]:
+    """The names under ``extends`` with their paths; wrong ones are the model's to report."""
+    value = source.value.get("extends") if isinstance(source.value, dict) else None
+    if isinstance(value, list):
+        return [(("extends", i), v) for i, v in enumerate(value) if isinstance(v, str) and v]
+    return []
