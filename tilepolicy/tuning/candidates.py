@@ -1,0 +1,103 @@
+"""Tiles worth asking the compiler about, for one site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+from tilepolicy.settings import Axis
+from tilepolicy.tuning.cost import shared_rows, site_seconds
+from tilepolicy.tuning.sites import GmmTile, Site
+from tilepolicy.tuning.tpus import Tpu
+from tilepolicy.tuning.vmem import Estimate, estimate_vmem
+
+__all__ = ["Candidate", "candidate_tiles", "legal_sizes", "rank"]
+
+_LANES: Final = 128
+_MAX_ROWS: Final = 1024
+"""Largest row tile that is proposed: tokamax's own search space ends here, and a larger one only
+adds rows of other groups to each product."""
+
+_SAME: Final = 0.02
+"""Candidates within this share of the best time count as equal; smaller row tiles go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One tile with what is predicted of it.
+
+    Attributes:
+        tile: tile by forward axes.
+        seconds: by the cost formula.
+        vmem: predicted VMEM and whether that fits.
+    """
+
+    tile: GmmTile
+    seconds: float
+    vmem: Estimate
+
+
+def legal_sizes(site: Site, axis: Axis) -> tuple[int, ...]:
+    """Tile sizes that the site's kernel takes along an axis, ascending.
+
+    Rows: powers of two from 128 that divide the padded rows (all kernels but v2 insist). Others:
+    powers of two, and the dimension rounded up to 128 cut into 1 to 16 whole multiples of 128.
+    tokamax v1 and megablox also take the whole dimension when it is no multiple of 128.
+    """
+    if axis == "batch_seq":
+        rows = [size for size in _powers(_MAX_ROWS) if site.batch_seq % size == 0]
+        return tuple(rows) or (site.batch_seq,)
+    size = site.embed_dim if axis == "embed_dim" else site.mlp_dim
+    padded = -(-size // _LANES) * _LANES
+    sizes = set(_powers(padded))
+    sizes |= {padded // parts for parts in range(1, 17) if padded % (parts * _LANES) == 0}
+    if size % _LANES and site.backend in ("tokamax_v1", "megablox"):
+        sizes = {other for other in sizes if other < size} | {size}
+    return tuple(sorted(sizes))
+
+
+def candidate_tiles(site: Site) -> Iterator[GmmTile]:
+    """Every combination of legal sizes."""
+    sizes = (legal_sizes(site, axis) for axis in ("batch_seq", "embed_dim", "mlp_dim"))
+    for batch_seq, embed_dim, mlp_dim in product(*sizes):
+        tile = {"batch_seq": batch_seq, "embed_dim": embed_dim, "mlp_dim": mlp_dim}
+        yield GmmTile.of_policy(site.layer, tile)
+
+
+def rank(
+    site: Site, chip: Tpu, *, scoped_vmem_limit_kib: int | None = None
+) -> tuple[Candidate, ...]:
+    """Candidates from the best to the worst, those left out that surely do not fit.
+
+    The order is that of the cost formula. Candidates within 2 % of the best count as equal: among
+    them fewer rows at group boundaries go first, then less VMEM.
+
+    Args:
+        site: the grouped matmul.
+        chip: the device.
+        scoped_vmem_limit_kib: ``--xla_tpu_scoped_vmem_limit_kib``; None for the default.
+    """
+    found = []
+    for tile in candidate_tiles(site):
+        vmem = estimate_vmem(site, tile, chip, scoped_vmem_limit_kib=scoped_vmem_limit_kib)
+        if vmem.verdict != "does-not-fit":
+            found.append(Candidate(tile, site_seconds(site, tile, chip), vmem))
+    best = min((candidate.seconds for candidate in found), default=0.0)
+
+    def order(candidate: Candidate) -> tuple[float, int, int]:
+        equal = candidate.seconds <= best * (1 + _SAME)
+        seconds = best if equal else candidate.seconds
+        return seconds, shared_rows(site.shape, candidate.tile), candidate.vmem.bytes
+
+    return tuple(sorted(found, key=order))
+
+
+def _powers(limit: int) -> list[int]:
+    sizes = []
+    size = _LANES
+    while size <= limit:
+        sizes.append(size)
+        size *= 2
+    return sizes
