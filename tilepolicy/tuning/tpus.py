@@ -32,6 +32,7 @@ class Tpu:
         flops_per_second: bfloat16 peak that XLA's cost model uses.
         hbm_bytes_per_second: HBM bandwidth that XLA's cost model uses.
         vmem_bytes: physical VMEM of one core; v2 kernels ask for 90 % of it by themselves.
+        mxu_rows: rows and columns of the matrix unit.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Tpu:
     flops_per_second: float
     hbm_bytes_per_second: float
     vmem_bytes: int
+    mxu_rows: int
 
     @property
     def scoped_vmem_limit_kib(self) -> int:
@@ -51,13 +53,13 @@ TPUS: Final[Mapping[str, Tpu]] = {
     row.name: row
     for row in (
         # Vendor: 197 TFLOP/s, 820 GB/s.
-        Tpu("v5e", "TPU v5 lite", "v5e:2x2", 197e12, 737.66e9, 128 * _MIB),
+        Tpu("v5e", "TPU v5 lite", "v5e:2x2", 197e12, 737.66e9, 128 * _MIB, 128),
         # Vendor: 459 TFLOP/s, 2.46 TB/s.
-        Tpu("v5p", "TPU v5", "v5p:2x2x1", 394e12, 2350.4e9, 64 * _MIB),
+        Tpu("v5p", "TPU v5", "v5p:2x2x1", 394e12, 2350.4e9, 64 * _MIB, 128),
         # Vendor: 920 TFLOP/s, 1.64 TB/s.
-        Tpu("v6e", "TPU v6 lite", "v6e:2x2", 918e12, 1638e9, 128 * _MIB),
+        Tpu("v6e", "TPU v6 lite", "v6e:2x2", 918e12, 1638e9, 128 * _MIB, 256),
         # Vendor, per core (half a chip): 1153 TFLOP/s, 3.7 TB/s.
-        Tpu("v7x", "TPU7x", "tpu7x:2x2x1", 996e12, 3686e9, 64 * _MIB),
+        Tpu("v7x", "TPU7x", "tpu7x:2x2x1", 996e12, 3686e9, 64 * _MIB, 256),
     )
 }
 
