@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,7 @@ __all__ = [
     "load_policies",
     "print_warnings",
     "resolve_config",
+    "split_overrides",
     "write_output",
 ]
 
@@ -31,14 +33,14 @@ DEFAULT_POLICY = "maxtext-default"
 
 def _policy_names(incomplete: str) -> list[str]:
     """Shell completion: the names of installed policies (files complete on their own)."""
-    from tilepolicy.policy import available_policies
+    from tilepolicy.packs import named_policies
 
-    return [name for name in available_policies() if name.startswith(incomplete)]
+    return [named.name for named in named_policies() if named.name.startswith(incomplete)]
 
 
 def _device_names(incomplete: str) -> list[str]:
     """Shell completion: the devices that tilepolicy knows."""
-    from tilepolicy.facts import DEVICES
+    from tilepolicy.devices import DEVICES
 
     return [name for name in DEVICES if name.startswith(incomplete)]
 
@@ -103,8 +105,28 @@ def resolve_config(
     Raises:
         TilepolicyError: with every problem of the policies and the config.
     """
-    policy = load_policies(policies, allow_outside=allow_outside)
-    return policy.resolve(config, tuple(overrides or ()), device=device)
+    from tilepolicy import configs
+    from tilepolicy.gathering import Gathering
+    from tilepolicy.resolve import resolve
+
+    with Gathering() as problems:
+        with problems.of_one():
+            policy = load_policies(policies, allow_outside=allow_outside)
+        with problems.of_one():
+            values = configs.read(config, tuple(overrides or ()))
+    return resolve(policy, values, device=device)
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Files and ``KEY=VALUE`` arguments; a file whose name holds ``=`` counts as a file.
+
+    Raises:
+        typer.BadParameter: there is no file.
+    """
+    files = [text for text in arguments if "=" not in text or Path(text).is_file()]
+    if not files:
+        raise typer.BadParameter("no config is named, only KEY=VALUE arguments")
+    return files, tuple(text for text in arguments if text not in files)
 
 
 def print_warnings(problems: Iterable[Problem]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -17,6 +17,9 @@ from tilepolicy.commands.common import (
     resolve_config,
     write_output,
 )
+
+if TYPE_CHECKING:
+    from tilepolicy.report import ResolutionFormat
 
 __all__ = ["Format", "register", "resolve"]
 
@@ -55,7 +58,7 @@ def resolve(
         draw(resolution_blocks(resolution, title=config, explain=explain))
         return
     print_warnings(resolution.warnings)
-    write_output(render_resolution(resolution, form.value))
+    write_output(render_resolution(resolution, cast("ResolutionFormat", form.value)))
 
 
 def register(app: typer.Typer) -> None:

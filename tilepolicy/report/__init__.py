@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tilepolicy.report.blocks import Block, Cell, Column, Lines, Row, Table, draw, plain
 from tilepolicy.report.formats import (
-    PROBLEM_FORMATS,
-    RESOLUTION_FORMATS,
+    ProblemFormat,
+    ResolutionFormat,
     maxtext_lines,
     render_problems,
     render_resolution,
@@ -19,12 +19,12 @@ from tilepolicy.report.jsonform import (
 from tilepolicy.report.table import origin_text, resolution_blocks, setting_blocks, value_text
 
 __all__ = [
-    "PROBLEM_FORMATS",
-    "RESOLUTION_FORMATS",
     "Block",
     "Cell",
     "Column",
     "Lines",
+    "ProblemFormat",
+    "ResolutionFormat",
     "ResolutionJson",
     "Row",
     "Table",

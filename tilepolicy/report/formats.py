@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Literal
 
 from tilepolicy.errors import Problem
 from tilepolicy.report.jsonform import problems_json, resolution_json
 from tilepolicy.report.problems import github, sarif, summary
 from tilepolicy.report.table import value_text
-from tilepolicy.resolution import Resolution
+from tilepolicy.resolution import Resolution, ResolvedSetting
+from tilepolicy.resolve_readers import PADDING_KNOBS
 from tilepolicy.settings import SETTINGS
 
 __all__ = [
-    "PROBLEM_FORMATS",
-    "RESOLUTION_FORMATS",
+    "ProblemFormat",
+    "ResolutionFormat",
     "maxtext_lines",
     "render_problems",
     "render_resolution",
 ]
 
-RESOLUTION_FORMATS: Final = ("json", "yaml", "maxtext")
-PROBLEM_FORMATS: Final = ("text", "json", "sarif", "github")
+ResolutionFormat = Literal["json", "yaml", "maxtext"]
+ProblemFormat = Literal["text", "json", "sarif", "github"]
 
 
-def render_resolution(resolution: Resolution, form: Literal["json", "yaml", "maxtext"]) -> str:
+def render_resolution(resolution: Resolution, form: ResolutionFormat) -> str:
     """A resolution as text that ends in a newline."""
     if form == "maxtext":
         return "".join(f"{line}\n" for line in maxtext_lines(resolution))
@@ -41,18 +42,22 @@ def maxtext_lines(resolution: Resolution) -> list[str]:
     """``key=value`` for every setting that MaxText itself honours with this config.
 
     A knob that the selected backend ignores is left out: on the command line it would look as if
-    it worked.
+    it worked. The knob that pads rows is there also where its tile takes effect by ``apply``.
     """
     return [
         f"{name}={value_text(setting.value)}"
         for name, setting in resolution.settings.items()
-        if setting.honoured.by == "maxtext" and name in SETTINGS and SETTINGS[name].since
+        if name in SETTINGS
+        and SETTINGS[name].since is not None
+        and (setting.honoured.by == "maxtext" or _pads(name, setting))
     ]
 
 
-def render_problems(
-    problems: Sequence[Problem], form: Literal["text", "json", "sarif", "github"]
-) -> str:
+def _pads(name: str, setting: ResolvedSetting) -> bool:
+    return name in PADDING_KNOBS and setting.honoured.by == "apply"
+
+
+def render_problems(problems: Sequence[Problem], form: ProblemFormat) -> str:
     """Problems as text; empty for no problem in ``text`` and ``github``."""
     if form == "json":
         return json.dumps(problems_json(problems), indent=2, ensure_ascii=False) + "\n"
