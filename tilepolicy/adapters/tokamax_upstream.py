@@ -1,0 +1,240 @@
+"""Everything of Tokamax that is not public, in one place, with the versions it was read in.
+
+Read in 0.0.14, 0.0.15, 0.0.16 and 0.0.17. Tokamax looks a config up in this order: ``op.config``;
+the heuristic is *evaluated*; the overlays of ``AUTOTUNING_CACHE_OVERLAY_STACK``; the shipped
+cache; the heuristic is used. Each name below is looked up when the adapter first attaches, and a
+missing one is an error that names it and the installed version.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from types import CodeType, FrameType, ModuleType
+from typing import Any, Final
+
+from tilepolicy.axes import Kernel
+from tilepolicy.callstack import CallOrigin, CallStack
+from tilepolicy.errors import AdapterError, MissingLibraryError, Problem
+from tilepolicy.settings import Pass
+
+__all__ = ["LIBRARY", "OLDEST", "READ_IN", "Upstream", "installed_version", "load"]
+
+LIBRARY: Final = "tokamax"
+OLDEST: Final = "0.0.14"
+READ_IN: Final = ("0.0.14", "0.0.15", "0.0.16", "0.0.17")
+
+_OP: Final = "tokamax._src.ops.op"
+_BASE: Final = "tokamax._src.ops.ragged_dot.base"
+_V1: Final = "tokamax._src.ops.ragged_dot.pallas_mosaic_tpu"
+_V2: Final = "tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_v2"
+_HLO: Final = "tokamax._src.hlo_utils"
+_CONFIG: Final = "tokamax._src.config"
+_STACK: Final = "AUTOTUNING_CACHE_OVERLAY_STACK"
+
+# (module, attribute) of all that is attached to or called.
+_NEEDED: Final = (
+    (_OP, _STACK),
+    (_OP, "BoundArguments.cached_autotuning_data"),
+    (_OP, "BoundArguments.default_config"),
+    (_OP, "Op.__call__"),
+    (_OP, "Op._get_autotuning_cache_key"),
+    (_OP, "Op._get_heuristics_config"),
+    (_OP, "Op.get_autotuning_cache"),
+    (_BASE, "DEFAULT_RAGGED_DOT_DIM_NUMS"),
+    (_BASE, "TRANS_RHS_RAGGED_DOT_DIM_NUMS"),
+    (_BASE, "RAGGED_CONTRACTING_DOT_DIM_NUMS"),
+    (_V1, "PallasMosaicTpuRaggedDot"),
+    (_V1, "Config"),
+    (_V2, "PallasMosaicTpuV2RaggedDot"),
+    (_V2, "Config"),
+    (_HLO, "get_opspecs"),
+    (_CONFIG, "ignore_autotuning_cache.config"),
+    (_CONFIG, "ignore_autotuning_cache.flag"),
+)
+
+
+def installed_version() -> str | None:
+    """The installed release, without importing it; None when it is not installed."""
+    try:
+        return version(LIBRARY)
+    except PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The private parts of the installed release.
+
+    Attributes:
+        version: the release.
+        op_module: module whose global :data:`STACK` lookups read.
+        kernels: class of each grouped-matmul op to our name of its kernel.
+        passes: dimension numbers of each pass, by the triple that identifies them.
+        op_call: code of ``Op.__call__``: frames inside of it are the library's.
+    """
+
+    version: str
+    op_module: ModuleType
+    kernels: Mapping[type, Kernel]
+    passes: Mapping[object, Pass]
+    op_call: CodeType
+
+    @property
+    def stack(self) -> ContextVar[tuple[Any, ...]]:
+        """The variable (or what stands in for it) that lookups read now."""
+        found: ContextVar[tuple[Any, ...]] = getattr(self.op_module, _STACK)
+        return found
+
+    def replace_stack(self, stack: object) -> None:
+        """Make lookups read ``stack`` instead."""
+        setattr(self.op_module, _STACK, stack)
+
+    def kernel_of(self, op: object) -> Kernel | None:
+        """Our name of the kernel behind a grouped-matmul op; None for any other op."""
+        for known, kernel in self.kernels.items():
+            if isinstance(op, known):
+                return kernel
+        return None
+
+    def op_class(self, kernel: Kernel) -> type:
+        """Class of the grouped-matmul op behind a kernel."""
+        return next(known for known, name in self.kernels.items() if name == kernel)
+
+    def pass_of(self, dimension_numbers: object) -> Pass | None:
+        """The pass that dimension numbers stand for."""
+        return self.passes.get(dimension_numbers)
+
+    def cached(self, op: Any, device_kind: str, key: Any) -> Any:  # noqa: ANN401 - upstream types
+        """The shipped cache's best config for a call, or None."""
+        data = op.get_autotuning_cache(device_kind).get(key)
+        return data.fastest_config if data else None
+
+    def heuristic(self, op: Any, key: Any) -> Any:  # noqa: ANN401 - upstream types
+        """What the op's heuristic says of a call, or None where the key does not show the call.
+
+        The key of an op that does not override ``_get_autotuning_cache_key`` holds exactly its
+        arguments, arrays as ``ShapeDtypeStruct``: enough to bind them again.
+        """
+        base: Any = self.op_module
+        if type(op)._get_autotuning_cache_key is not base.Op._get_autotuning_cache_key:
+            return None
+        return op._get_heuristics_config(base.BoundArguments(op, key))
+
+    def ignores_cache(self) -> bool:
+        """Whether Tokamax is told to skip cache and overlays, and so would skip a policy."""
+        option: Any = importlib.import_module(_CONFIG).ignore_autotuning_cache
+        scoped = option.config.value
+        if isinstance(scoped, bool):
+            return scoped
+        flags = importlib.import_module("absl.flags").FLAGS
+        return bool(flags.is_parsed() and option.flag.value)
+
+    def call_origin(self, op: object) -> CallOrigin:
+        """Where the call of a bound op comes from, as far as Python and jax know."""
+        from jax.extend import source_info_util
+
+        traceback: Any = source_info_util.current().traceback
+        codes, offsets = traceback.raw_frames()
+        running = self._callers(op)
+        if any(code is _CALL_ORIGIN for code in codes[:4]):
+            # The running stack: jax has nothing of its own to say.
+            return CallOrigin(running, None, remembers_op=False)
+        start = next((i + 1 for i, code in enumerate(codes) if code is self.op_call), 0)
+        remembered = CallStack(codes[start:], offsets[start:])
+        return CallOrigin(running, remembered, remembers_op=start > 0)
+
+    def _callers(self, op: object) -> CallStack | None:
+        """The Python frames outside of the op's own ``__call__``, if that is running."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is self.op_call and frame.f_locals.get("self") is op:
+                break
+            frame = frame.f_back
+        else:
+            return None
+        codes: list[CodeType] = []
+        offsets: list[int] = []
+        while (frame := frame.f_back) is not None:
+            codes.append(frame.f_code)
+            offsets.append(frame.f_lasti)
+        return CallStack(codes, offsets)
+
+    def op_specs(self, lowered: object) -> tuple[Any, ...]:
+        """``BoundArguments`` of each op in a lowered module, config included."""
+        specs: tuple[Any, ...] = importlib.import_module(_HLO).get_opspecs(lowered)
+        return specs
+
+
+_CALL_ORIGIN: Final = Upstream.call_origin.__code__
+
+
+@cache
+def load() -> Upstream:
+    """Import Tokamax and look everything up.
+
+    Raises:
+        MissingLibraryError: Tokamax is not installed.
+        AdapterError: the installed release lacks something; the text names it and the release.
+    """
+    release = installed_version()
+    if release is None:
+        raise MissingLibraryError(
+            Problem(
+                code="missing-library",
+                message="tokamax is not installed",
+                remedy='pip install "tilepolicy[tokamax]"',
+            )
+        )
+    for module, attribute in _NEEDED:
+        _look_up(module, attribute, release)
+    op: Any = importlib.import_module(_OP)
+    _require_global(op, release)
+    base: Any = importlib.import_module(_BASE)
+    v1: Any = importlib.import_module(_V1)
+    v2: Any = importlib.import_module(_V2)
+    return Upstream(
+        version=release,
+        op_module=op,
+        kernels={
+            v1.PallasMosaicTpuRaggedDot: "tokamax_v1",
+            v2.PallasMosaicTpuV2RaggedDot: "tokamax_v2",
+        },
+        passes={
+            base.DEFAULT_RAGGED_DOT_DIM_NUMS: "fwd",
+            base.TRANS_RHS_RAGGED_DOT_DIM_NUMS: "dlhs",
+            base.RAGGED_CONTRACTING_DOT_DIM_NUMS: "drhs",
+        },
+        op_call=op.Op.__call__.__code__,
+    )
+
+
+def _look_up(module: str, attribute: str, release: str) -> None:
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise _changed(f"{module}.{attribute}", release) from error
+
+
+def _require_global(op: Any, release: str) -> None:  # noqa: ANN401 - upstream module
+    """Lookups must read the stack as a global of their module: that is what is replaced."""
+    code = op.BoundArguments.cached_autotuning_data.fget.__code__
+    if _STACK not in code.co_names:
+        raise _changed(f"{_OP}.BoundArguments.cached_autotuning_data reading {_STACK}", release)
+
+
+def _changed(what: str, release: str) -> AdapterError:
+    return AdapterError(
+        Problem(
+            code="tokamax-changed",
+            message=f"tokamax {release} has no {what}",
+            remedy=f"install a release that this adapter knows: {', '.join(READ_IN)}",
+        )
+    )
