@@ -147,7 +147,7 @@ class _Maker:
                 tiles.add(self.rule(site, by_axis), self.path)
 
     def _at_site(self, when: When, site: tuple[str, str, str], knob: str) -> When | None:
-        """The conditions, narrowed to the one site that a knob is about; None if they exclude it."""
+        """The conditions, narrowed to the one site of a knob; None if they exclude it."""
         conditions: dict[str, Condition] = dict(when)
         for fact, value in zip(_TILE_FACTS, site, strict=True):
             given = conditions.get(fact)

@@ -6,74 +6,29 @@ no recursion (so that nesting cannot exhaust the stack).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
 from tilepolicy.errors import Problem
+from tilepolicy.marks import Limits, MappingMarks, Marks, Plain, SequenceMarks
 from tilepolicy.scalars import Atom, Dialect, Odd, ScalarReader
+from tilepolicy.yamlevents import Event
 
 if TYPE_CHECKING:
     from tilepolicy.sourcetext import SourceText
 
-__all__ = [
-    "Composer",
-    "Limits",
-    "MappingMarks",
-    "Marks",
-    "Plain",
-    "SequenceMarks",
-    "Stop",
-    "events",
-]
-
-type Plain = Atom | list["Plain"] | dict[str, "Plain"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How large a text may be before it is refused; a refusal is a problem with a place.
-
-    Attributes:
-        max_bytes: bytes of the text in UTF-8.
-        max_depth: nested mappings and sequences, aliases expanded.
-        max_nodes: scalars, mappings and sequences that are written out.
-        max_alias_nodes: nodes that aliases add to them.
-        max_problems: problems after which reading stops.
-    """
-
-    max_bytes: int = 16 * 2**20
-    max_depth: int = 64
-    max_nodes: int = 1_000_000
-    max_alias_nodes: int = 50_000
-    max_problems: int = 100
-
-
-@dataclass(slots=True)
-class SequenceMarks:
-    """Offsets of a sequence and of its items."""
-
-    offset: int
-    items: list[Marks] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class MappingMarks:
-    """Offsets of a mapping, of its keys and of its values."""
-
-    offset: int
-    keys: dict[str, int] = field(default_factory=dict)
-    values: dict[str, Marks] = field(default_factory=dict)
-
-
-type Marks = int | SequenceMarks | MappingMarks
-"""The offsets of a value: a bare offset for a scalar, to keep ten thousand rules small."""
+__all__ = ["Composer", "Stop"]
 
 
 class Stop(Exception):  # noqa: N818  # not an error: reading ends, the problem is recorded
     """Reading cannot go on; the reason is among the problems."""
+
+
+_MERGE: Final = "<<"
+_NO_KEY: Final = -1
 
 
 @dataclass(slots=True)
@@ -82,21 +37,21 @@ class _Frame:
 
     Attributes:
         value: the list or dict that is being filled.
-        marks: its offsets.
+        marks: the offsets of the same kind of thing.
         anchor: its anchor, if it has one.
         key: the key that waits for its value, in a mapping.
-        key_offset: where that key stands; None when a key is expected next.
+        key_offset: where that key stands; ``_NO_KEY`` when a key is expected next.
         merges: the values of its ``<<`` keys with their offsets.
         nodes: nodes inside, aliases expanded.
         height: levels inside, aliases expanded.
     """
 
-    value: list[Plain] | dict[str, Plain]
-    marks: SequenceMarks | MappingMarks
+    value: Any
+    marks: Any
     anchor: str | None
     key: str | None = None
-    key_offset: int | None = None
-    merges: list[tuple[Plain, Marks, int]] = field(default_factory=list)
+    key_offset: int = _NO_KEY
+    merges: tuple[tuple[Plain, Marks, int], ...] = ()
     nodes: int = 1
     height: int = 1
 
@@ -109,26 +64,6 @@ class _Anchor:
     marks: Marks
     nodes: int
     height: int
-
-
-def events(text: str, *, pure: bool) -> Iterator[yaml.Event]:
-    """The YAML events of a text, from libyaml where PyYAML has it.
-
-    Raises:
-        yaml.YAMLError: the text is not YAML.
-    """
-    loader = yaml.SafeLoader if pure or not yaml.__with_libyaml__ else yaml.CSafeLoader
-    parser = loader(text)
-    try:
-        while (event := parser.get_event()) is not None:
-            yield event
-            if type(event) is yaml.StreamEndEvent:
-                return
-    finally:
-        parser.dispose()
-
-
-_MERGE: Final = "<<"
 
 
 class Composer:
@@ -154,14 +89,14 @@ class Composer:
         self._expanded = 0
         self._documents = 0
 
-    def run(self, stream: Iterator[yaml.Event]) -> None:
+    def run(self, stream: Iterator[Any]) -> None:
         """Read all events.
 
         Raises:
             Stop: reading cannot go on.
             yaml.YAMLError: the text is not YAML.
         """
-        handlers = {
+        handlers: dict[type, Callable[[Any], None]] = {
             yaml.ScalarEvent: self._scalar,
             yaml.MappingStartEvent: self._start,
             yaml.SequenceStartEvent: self._start,
@@ -170,10 +105,47 @@ class Composer:
             yaml.AliasEvent: self._alias,
             yaml.DocumentStartEvent: self._document,
         }
+        scalar = yaml.ScalarEvent
         for event in stream:
-            handler = handlers.get(type(event))
+            kind = type(event)
+            if kind is scalar and self._quick(event):
+                continue
+            handler = handlers.get(kind)
             if handler is not None:
                 handler(event)
+
+    def _quick(self, event: Event) -> bool:
+        """Take a scalar that needs no care: nine of ten events, so this is kept short of calls.
+
+        Returns:
+            False when :meth:`_scalar` has to look at it, and nothing has been done.
+        """
+        if event.tag is not None or event.anchor is not None or not self._open:
+            return False
+        text = event.value
+        value: Atom | Odd = self._scalars.read(text) if event.implicit[0] else text
+        frame = self._open[-1]
+        target, marks = frame.value, frame.marks
+        if type(value) is Odd or self._written >= self._limits.max_nodes:
+            return False
+        if type(target) is list:
+            target.append(value)
+            marks.items.append(event.start_mark.index)
+        elif frame.key_offset == _NO_KEY:
+            if type(value) is not str or text == _MERGE:
+                return False
+            frame.key, frame.key_offset = text, event.start_mark.index
+        else:
+            key = frame.key
+            if key is None or key in target:
+                return False
+            target[key] = value
+            marks.keys[key] = frame.key_offset
+            marks.values[key] = event.start_mark.index
+            frame.key_offset = _NO_KEY
+        frame.nodes += 1
+        self._written += 1
+        return True
 
     def _report(
         self, code: str, message: str, offset: int, remedy: str | None = None, *, stop: bool = False
@@ -186,7 +158,7 @@ class Composer:
         if stop:
             raise Stop
 
-    def _document(self, event: yaml.Event) -> None:
+    def _document(self, event: Event) -> None:
         self._documents += 1
         if self._documents > 1:
             remedy = "keep one document in a file"
@@ -199,14 +171,15 @@ class Composer:
             message = f"the file has more than {self._limits.max_nodes} values"
             self._report("too-large", message, offset, "split the file", stop=True)
 
-    def _scalar(self, event: yaml.ScalarEvent) -> None:
+    def _scalar(self, event: Event) -> None:
         offset = event.start_mark.index
         self._count(offset)
         frame = self._open[-1] if self._open else None
-        is_key = frame is not None and type(frame.value) is dict and frame.key_offset is None
+        is_key = frame is not None and type(frame.value) is dict and frame.key_offset == _NO_KEY
         plain = event.implicit[0]
         if frame is not None and is_key and plain and event.value == _MERGE:
-            frame.key, frame.key_offset = None, offset
+            frame.key = None
+            frame.key_offset = offset
             return
         value: Atom = event.value
         if event.tag is not None:
@@ -224,15 +197,14 @@ class Composer:
         else:
             self._add(value, offset, offset)
 
-    def _tagged(self, event: yaml.ScalarEvent, offset: int) -> Atom:
+    def _tagged(self, event: Event, offset: int) -> Atom:
         """The value of a scalar with an explicit tag; only ``!!str`` says something useful."""
         if event.tag != "tag:yaml.org,2002:str":
-            self._refuse_tag(event, offset)
-        text: str = event.value
-        return text
+            self._refuse_tag(str(event.tag), offset)
+        return event.value
 
-    def _refuse_tag(self, event: yaml.Event, offset: int) -> None:
-        shown = event.tag.replace("tag:yaml.org,2002:", "!!")
+    def _refuse_tag(self, tag: str, offset: int) -> None:
+        shown = tag.replace("tag:yaml.org,2002:", "!!")
         message = f"the tag {shown} is not allowed: a file holds plain values only"
         remedy = "delete the tag; quote the value if it starts with '!'"
         self._report("tag", message, offset, remedy)
@@ -243,17 +215,17 @@ class Composer:
             self._report("key-not-text", message, offset, f'write a name, or quote it: "{text}"')
         frame.key, frame.key_offset = text, offset
 
-    def _start(self, event: yaml.CollectionStartEvent) -> None:
+    def _start(self, event: Event) -> None:
         offset = event.start_mark.index
         self._count(offset)
-        is_mapping = type(event) is yaml.MappingStartEvent
+        is_mapping = isinstance(event, yaml.MappingStartEvent)
         frame = self._open[-1] if self._open else None
-        if frame is not None and type(frame.value) is dict and frame.key_offset is None:
+        if frame is not None and type(frame.value) is dict and frame.key_offset == _NO_KEY:
             message = "a key is a mapping or a list"
             self._report("key-not-text", message, offset, "write a name as the key", stop=True)
         core = "tag:yaml.org,2002:map" if is_mapping else "tag:yaml.org,2002:seq"
         if event.tag is not None and event.tag != core:
-            self._refuse_tag(event, offset)
+            self._refuse_tag(event.tag, offset)
         self._check_depth(1, offset)
         if is_mapping:
             self._open.append(_Frame({}, MappingMarks(offset), event.anchor))
@@ -267,7 +239,7 @@ class Composer:
             message = f"values are nested more than {self._limits.max_depth} levels deep"
             self._report("too-deep", message, offset, "flatten the file", stop=True)
 
-    def _end(self, event: yaml.Event) -> None:  # noqa: ARG002  # one signature for all handlers
+    def _end(self, event: Event) -> None:  # noqa: ARG002  # one signature for all handlers
         frame = self._open.pop()
         if frame.merges:
             self._merge(frame)
@@ -277,7 +249,7 @@ class Composer:
             )
         self._add(frame.value, frame.marks, frame.marks.offset, frame.nodes, frame.height)
 
-    def _alias(self, event: yaml.AliasEvent) -> None:
+    def _alias(self, event: Event) -> None:
         offset = event.start_mark.index
         name = event.anchor
         if name not in self._anchors:
@@ -296,7 +268,7 @@ class Composer:
             self._report("alias-bomb", message, offset, "write the values out", stop=True)
         self._check_depth(anchor.height, offset)
         frame = self._open[-1] if self._open else None
-        if frame is not None and type(frame.value) is dict and frame.key_offset is None:
+        if frame is not None and type(frame.value) is dict and frame.key_offset == _NO_KEY:
             self._set_key(
                 frame, anchor.value if isinstance(anchor.value, str) else None, "", offset
             )
@@ -325,16 +297,15 @@ class Composer:
         target = frame.value
         if type(target) is list:
             target.append(value)
-            frame.marks.items.append(marks)  # type: ignore[union-attr]  # a list has sequence marks
+            frame.marks.items.append(marks)
         else:
             self._add_to_mapping(frame, value, marks, offset)
 
     def _add_to_mapping(self, frame: _Frame, value: Plain, marks: Marks, offset: int) -> None:
         key, key_offset = frame.key, frame.key_offset
         target, own = frame.value, frame.marks
-        if type(target) is not dict or type(own) is not MappingMarks or key_offset is None:
-            raise TypeError("a mapping frame without a key")
-        frame.key = frame.key_offset = None
+        frame.key = None
+        frame.key_offset = _NO_KEY
         if key is None:
             if frame.merges and self._strict:
                 self._report(
@@ -343,7 +314,7 @@ class Composer:
                     key_offset,
                     "merge a list: <<: [*first, *second]",
                 )
-            frame.merges.append((value, marks, offset))
+            frame.merges = (*frame.merges, (value, marks, offset))
         elif key in target:
             line = self._source.line(own.keys[key])
             message = f"the key {key!r} is given twice, first on line {line}"
@@ -372,8 +343,6 @@ class Composer:
         self, frame: _Frame, own: set[str], part: dict[str, Plain], inner: MappingMarks, offset: int
     ) -> None:
         target, marks = frame.value, frame.marks
-        if type(target) is not dict or type(marks) is not MappingMarks:
-            raise TypeError("only a mapping merges")
         for key, value in part.items():
             if key in own:
                 continue

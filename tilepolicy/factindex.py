@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 from tilepolicy.condition_text import normalize_value
@@ -99,33 +99,55 @@ class _Intervals:
         return low & high
 
 
+def _by_condition(
+    conditions: Iterable[tuple[int, Condition]],
+) -> Collection[tuple[Condition, list[int]]]:
+    """Conditions with the rules that share them.
+
+    Told apart by identity: the reader of a policy gives one object for one text, and comparing
+    ten thousand conditions by value would take longer than all the rest.
+    """
+    shared: dict[int, tuple[Condition, list[int]]] = {}
+    for bit, condition in conditions:
+        found = shared.get(id(condition))
+        if found is None:
+            shared[id(condition)] = (condition, [bit])
+        else:
+            found[1].append(bit)
+    return shared.values()
+
+
 class FactIndex:
     """All conditions on one fact.
 
     Attributes:
         mentions: the rules that have a condition on the fact.
+        variety: number of different conditions.
     """
 
     def __init__(self, fact: Fact | None, conditions: Iterable[tuple[int, Condition]]) -> None:
         self._fact = fact
         self._seen: dict[tuple[type, object], int] = {}
+        self._implied: dict[Condition, int] = {}
         equal: dict[tuple[str, Value], list[int]] = defaultdict(list)
         intervals: dict[str, list[tuple[int, Interval]]] = defaultdict(list)
         others: dict[Condition, list[int]] = defaultdict(list)
         mentions: list[int] = []
-        for bit, condition in conditions:
-            mentions.append(bit)
+        shared = _by_condition(conditions)
+        self.variety = len(shared)
+        for condition, bits in shared:
+            mentions += bits
             if isinstance(condition, Interval):
-                intervals[condition.kind].append((bit, condition))
+                intervals[condition.kind] += [(bit, condition) for bit in bits]
                 continue
             rest = []
             for part in condition.parts if isinstance(condition, AnyOf) else (condition,):
                 if isinstance(part, Equals):
-                    equal[part.kind, part.value].append(bit)
+                    equal[part.kind, part.value] += bits
                 else:
                     rest.append(part)
             if rest:
-                others[AnyOf.of(set(rest))].append(bit)
+                others[AnyOf.of(set(rest))] += bits
         self.mentions = mask_of(mentions)
         self._equal = {key: mask_of(bits) for key, bits in equal.items()}
         self._intervals = {kind: _Intervals(items) for kind, items in intervals.items()}
@@ -158,6 +180,12 @@ class FactIndex:
         Exact for equalities, intervals and lists of them. Of two other conditions it sees only
         that they are the same: a rule may be missing from the mask, but never be wrong in it.
         """
+        mask = self._implied.get(condition)
+        if mask is None:
+            mask = self._implied[condition] = self._containing(condition)
+        return mask
+
+    def _containing(self, condition: Condition) -> int:
         if isinstance(condition, Equals):
             return self._holding(condition.value)
         mask = self._others.get(condition, 0)

@@ -227,7 +227,8 @@ class RuleIndex:
         return tuple(self._answer(rule, facts) for rule in self.rules)
 
     def _answer(self, rule: Rule, facts: Facts) -> RuleAnswer:
-        failed, held = [], []
+        failed: list[str] = []
+        held: list[str] = []
         for fact, condition in rule.when:
             if fact in facts:
                 value = normalize_value(find_fact(fact, arguments=True), facts[fact])
@@ -249,7 +250,7 @@ class RuleIndex:
 
         None when there is no rule, or when a rule matches.
         """
-        possible, unknown = self._split(facts)
+        possible, _ = self._split(facts)
         candidates = self._fewest_failures(facts) if possible == 0 else possible
         best: tuple[float, int] | None = None
         for count, bit in enumerate(bits_of(candidates)):

@@ -17,6 +17,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from tilepolicy import validators as read
 from tilepolicy.factnames import FACTS, closest
@@ -51,10 +52,14 @@ def _not_null(schema: dict[str, Any]) -> None:
         schema["anyOf"] = kept
 
 
-def _optional(title: str, description: str, **limits: Any) -> Any:
-    """A field that may be left out, but not be written as null."""
-    extra = {"default": None, "json_schema_extra": _not_null}
-    return Field(title=title, description=description, **extra, **limits)
+def _about(
+    title: str, description: str, *, ge: int | None = None, alias: str | None = None
+) -> FieldInfo:
+    """The field information of a key that may be left out, but not be written as null."""
+    field: FieldInfo = Field(
+        title=title, description=description, ge=ge, alias=alias, json_schema_extra=_not_null
+    )
+    return field
 
 
 # Plain aliases, not `type` statements: pydantic makes a schema definition of each of those.
@@ -102,22 +107,25 @@ class Strict(BaseModel):
 class Tile(Strict):
     """Tile sizes by axis, and other fields of the kernel's config by their own names."""
 
-    batch_seq: Given[int] = _optional("batch_seq", "Tile of the rows.", ge=1)
-    embed_dim: Given[int] = _optional("embed_dim", "Tile of the model width.", ge=1)
-    mlp_dim: Given[int] = _optional("mlp_dim", "Tile of the expert MLP's width.", ge=1)
-    input_buffer_count: Given[int] = _optional(
-        "input_buffer_count", "Buffers per input in VMEM (Tokamax v1).", ge=1
+    batch_seq: Annotated[Given[int], _about("batch_seq", "Tile of the rows.", ge=1)] = None
+    embed_dim: Annotated[Given[int], _about("embed_dim", "Tile of the model width.", ge=1)] = None
+    mlp_dim: Annotated[Given[int], _about("mlp_dim", "Tile of the expert MLP's width.", ge=1)] = (
+        None
     )
-    combine_scopes: Given[bool] = _optional(
-        "combine_scopes", "Accumulate and store in one scope (Tokamax v1, drhs)."
-    )
-    bucket_base: Given[int] = _optional(
-        "bucket_base", "Base of the row buckets (Tokamax v2).", ge=1
-    )
+    input_buffer_count: Annotated[
+        Given[int], _about("input_buffer_count", "Buffers per input in VMEM (Tokamax v1).", ge=1)
+    ] = None
+    combine_scopes: Annotated[
+        Given[bool],
+        _about("combine_scopes", "Accumulate and store in one scope (Tokamax v1, drhs)."),
+    ] = None
+    bucket_base: Annotated[
+        Given[int], _about("bucket_base", "Base of the row buckets (Tokamax v2).", ge=1)
+    ] = None
 
     @model_validator(mode="after")
     def _decides(self) -> Self:
-        if not self.fields:
+        if not self.model_fields_set:
             raise problem(
                 "empty", "the tile is empty and decides nothing", "name at least one axis"
             )
@@ -126,8 +134,7 @@ class Tile(Strict):
     @property
     def fields(self) -> dict[str, int | bool]:
         """The fields that are given, in the order of the class."""
-        given = ((name, getattr(self, name)) for name in _TILE_FIELDS)
-        return {name: value for name, value in given if value is not None}
+        return {name: getattr(self, name) for name in _TILE_FIELDS if name in self.model_fields_set}
 
 
 _TILE_FIELDS: Final = tuple(Tile.model_fields)
@@ -140,13 +147,13 @@ class Point(Strict):
         title="at", description="The facts that were measured: fact to whole number.", min_length=1
     )
     tile: Tile = Field(title="tile", description="The tile that was best there.")
-    source: Given[str] = _optional("source", "Where the measurement comes from.")
+    source: Annotated[Given[str], _about("source", "Where the measurement comes from.")] = None
 
 
 class Table(Strict):
     """Measured points, and how far a call may be from the nearest one."""
 
-    nearest: Mapping[str, Annotated[float, Field(ge=1, allow_inf_nan=False, strict=False)]] = Field(
+    nearest: Mapping[str, Annotated[float, Field(ge=1, allow_inf_nan=False)]] = Field(
         title="nearest",
         description="Fact to the largest ratio, either way, between a call and a point; "
         "1.0 = must be equal. Every point gives exactly these facts.",
@@ -185,13 +192,13 @@ class _Decision(Strict):
     when: When = Field(
         default=When(), title="when", description="Conditions on facts; all must hold."
     )
-    reason: Given[str] = _optional("reason", "Why; shown next to the value.")
+    reason: Annotated[Given[str], _about("reason", "Why; shown next to the value.")] = None
 
 
-def _one_form(given: Mapping[str, object]) -> None:
-    forms = [name for name, value in given.items() if value is not None]
+def _one_form(rule: BaseModel, names: tuple[str, ...]) -> None:
+    """Refuse a rule that does not have exactly one of these keys."""
+    forms = [name for name in names if name.replace("set", "set_") in rule.model_fields_set]
     if len(forms) != 1:
-        names = list(given)
         choices = f"{', '.join(names[:-1])} or {names[-1]}"
         found = f"has {' and '.join(forms)}" if forms else "decides nothing"
         raise problem(
@@ -204,25 +211,31 @@ def _one_form(given: Mapping[str, object]) -> None:
 class Rule(_Decision):
     """One rule for grouped matmuls: exactly one of tile, set and table."""
 
-    tile: Given[Tile] = _optional("tile", "The tile where the conditions hold.")
-    set_: Given[Settings] = _optional("set", "MaxText settings by their own names.", alias="set")
-    table: Given[Table] = _optional("table", "Measured points with a bounded nearest match.")
+    tile: Annotated[Given[Tile], _about("tile", "The tile where the conditions hold.")] = None
+    set_: Annotated[
+        Given[Settings], _about("set", "MaxText settings by their own names.", alias="set")
+    ] = None
+    table: Annotated[
+        Given[Table], _about("table", "Measured points with a bounded nearest match.")
+    ] = None
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
-        _one_form({"tile": self.tile, "set": self.set_, "table": self.table})
+        _one_form(self, ("tile", "set", "table"))
         return self
 
 
 class Lock(_Decision):
     """A rule that nothing overrides: exactly one of set and tile."""
 
-    set_: Given[Settings] = _optional("set", "MaxText settings by their own names.", alias="set")
-    tile: Given[Tile] = _optional("tile", "The tile where the conditions hold.")
+    set_: Annotated[
+        Given[Settings], _about("set", "MaxText settings by their own names.", alias="set")
+    ] = None
+    tile: Annotated[Given[Tile], _about("tile", "The tile where the conditions hold.")] = None
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
-        _one_form({"set": self.set_, "tile": self.tile})
+        _one_form(self, ("set", "tile"))
         return self
 
 
@@ -302,7 +315,7 @@ class OpRule(Strict):
     config: ConfigFields = Field(
         title="config", description="Fields of the op's config class, by their own names."
     )
-    reason: Given[str] = _optional("reason", "Why; shown next to the value.")
+    reason: Annotated[Given[str], _about("reason", "Why; shown next to the value.")] = None
 
 
 class OpSection(Strict):

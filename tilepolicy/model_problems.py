@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -118,7 +118,7 @@ def _model_at(loc: tuple[str | int, ...], model: type[BaseModel]) -> type[BaseMo
     return model
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
     """The models that an annotation mentions, whatever wraps them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation

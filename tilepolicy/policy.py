@@ -72,7 +72,7 @@ class Policy:
 
     def resolve(
         self,
-        config: Any,
+        config: object,
         overrides: Sequence[str] = (),
         device: str | None = None,
         versions: Mapping[str, str] | None = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -56,17 +58,27 @@ def read_layers(reference: Reference, *, allow_outside: bool) -> tuple[Layer, ..
         PolicyError: with every problem of every file.
     """
     reader = _Reader(allow_outside=allow_outside)
-    layers = reader.read(reference, Place(reference.shown), ())
-    errors = sorted(
-        reader.problems,
-        key=lambda p: (
-            reader.files.index(p.place.file) if p.place and p.place.file in reader.files else 0,
-            (p.place.line or 0) if p.place else 0,
-        ),
-    )
-    if errors:
-        raise PolicyError(errors)
+    with _collector_paused():
+        layers = reader.read(reference, Place(reference.shown), ())
+    if reader.problems:
+        raise PolicyError(sorted(reader.problems, key=reader.position))
     return layers
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from looking through a million objects, none of them garbage.
+
+    That takes a third of the time of a policy of ten thousand rules. A thread that collects
+    meanwhile, or reads a policy too, is not disturbed.
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 @dataclass(slots=True)
@@ -77,6 +89,13 @@ class _Reader:
     problems: list[Problem] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     _read: dict[str, tuple[Layer, ...]] = field(default_factory=dict)
+
+    def position(self, problem: Problem) -> tuple[int, int, int]:
+        """Order of problems: files as they were read, then lines and columns."""
+        place = problem.place
+        if place is None or place.file not in self.files:
+            return (-1, 0, 0)
+        return (self.files.index(place.file), place.line or 0, place.column or 0)
 
     def read(
         self, reference: Reference, place: Place, path: tuple[Reference, ...]

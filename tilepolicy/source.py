@@ -22,19 +22,12 @@ from typing import Final
 
 import yaml
 
-from tilepolicy.composer import (
-    Composer,
-    Limits,
-    MappingMarks,
-    Marks,
-    Plain,
-    SequenceMarks,
-    Stop,
-    events,
-)
+from tilepolicy.composer import Composer, Stop
 from tilepolicy.errors import Place, Problem
+from tilepolicy.marks import Limits, MappingMarks, Marks, Plain, SequenceMarks
 from tilepolicy.scalars import Dialect
 from tilepolicy.sourcetext import SourceText, decode
+from tilepolicy.yamlevents import events
 
 __all__ = ["LIMITS", "Dialect", "Document", "Limits", "Path", "Plain", "parse"]
 

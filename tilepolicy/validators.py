@@ -43,7 +43,7 @@ BYTES_SCHEMA: Final[dict[str, Any]] = {
 
 def problem(code: str, message: str, remedy: str) -> PydanticCustomError:
     """A validation error that carries a problem's code and remedy."""
-    return PydanticCustomError(code, "{what}", {"what": message, "remedy": remedy})  # type: ignore[arg-type]  # it asks for literals
+    return PydanticCustomError(code, "{what}", {"what": message, "remedy": remedy})
 
 
 def refuse_nothing(value: object) -> object:

@@ -131,7 +131,7 @@ class _Reader:
 
 def _details(error: ConditionError, loc: tuple[str | int, ...], value: object) -> InitErrorDetails:
     context = {"what": error.message, "remedy": error.remedy}
-    custom = PydanticCustomError(error.code, "{what}", context)  # type: ignore[arg-type]  # asks for literals
+    custom = PydanticCustomError(error.code, "{what}", context)
     return InitErrorDetails(type=custom, loc=loc, input=value)
 
 
