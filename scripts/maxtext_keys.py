@@ -32,7 +32,7 @@ from pathlib import Path
 
 import yaml
 
-type Json = None | bool | int | float | str | list[Json] | dict[str, Json]
+type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
 
 TARGET = Path(__file__).parents[1] / "tilepolicy" / "data" / "maxtext_keys.json"
 RL_PARTS = (

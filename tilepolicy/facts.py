@@ -29,7 +29,12 @@ from typing import Final
 
 from tilepolicy.backends import backend_of
 from tilepolicy.config_values import ConfigValues
-from tilepolicy.devices import DEFAULT_SCOPED_VMEM_KIB, normalize_device, parse_device
+from tilepolicy.devices import (
+    DEFAULT_SCOPED_VMEM_KIB,
+    DEVICES,
+    normalize_device,
+    parse_device,
+)
 from tilepolicy.errors import ConfigError, Problem
 from tilepolicy.layout import Layout, Unknown, layout_of
 from tilepolicy.resolution import FactValue
@@ -42,8 +47,9 @@ from tilepolicy.sites import (
     site_sizes,
 )
 
-__all__ = ["Facts", "derive", "normalize_device", "site"]
+__all__ = ["DEVICES", "Facts", "derive", "normalize_device", "site"]
 
+_DECISIVE: Final = ("device", "tokens_per_device", "vocab_per_device")
 _LIBRARIES: Final = ("jax", "tokamax")
 _VMEM_FLAG: Final = re.compile(r"--?xla_tpu_scoped_vmem_limit_kib=(\d+)")
 
@@ -64,6 +70,18 @@ class Facts:
     sites: Mapping[tuple[Layer, Phase], SiteSizes] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
+    @property
+    def undecided(self) -> dict[str, tuple[str, ...]]:
+        """What is missing of the facts that settings are decided by, training only.
+
+        The rest of :attr:`missing` (numbers of devices and shards) only informs.
+        """
+        return {
+            name: keys
+            for name, keys in self.missing.items()
+            if name in _DECISIVE or name.startswith(("wi.", "wo."))
+        }
+
 
 def derive(
     values: ConfigValues,
@@ -79,7 +97,8 @@ def derive(
         values: the config, from :func:`tilepolicy.configs.read`.
         device: device or topology name (``v6e``, ``v5p-128``); default the config's
             ``compile_topology``, or its ``hardware`` where that is ``cpu`` or ``gpu``.
-        devices: number of devices of one slice; default that of the topology.
+        devices: number of devices of one slice; default that of the topology. A number given here
+            or by ``device`` is the whole job, unless the config sets its number of slices.
         versions: ``maxtext``, ``tokamax`` and ``jax``; default the installed ones, and for
             MaxText the release whose defaults the config was read with.
         env: environment whose ``LIBTPU_INIT_ARGS`` may set the scoped VMEM limit; None for none.
@@ -93,11 +112,13 @@ def derive(
     missing: dict[str, tuple[str, ...]] = {}
     known |= _versions(values, versions)
     known["backend"] = backend_of(values)
-    device_name, count = _device(values, device)
+    device_name, count, whole = _device(values, device)
     known |= _device_facts(device_name, known, env or {})
     if device_name is None:
         missing["device"] = ("compile_topology", "--device")
-    layout = layout_of(values, devices if devices is not None else count)
+    if devices is not None:
+        count, whole = devices, True
+    layout = layout_of(values, count, whole=whole)
     _put(known, missing, _batch_facts(values, layout))
     sites = _sites(values, layout, known, missing)
     problems = (_mesh_problem(layout),) if layout.mesh.problem else ()
@@ -129,8 +150,8 @@ def _versions(values: ConfigValues, given: Mapping[str, str] | None) -> dict[str
     return found
 
 
-def _device(values: ConfigValues, device: str | None) -> tuple[str | None, int | None]:
-    """Device name and devices of one slice, each None where nothing tells it."""
+def _device(values: ConfigValues, device: str | None) -> tuple[str | None, int | None, bool]:
+    """Device name, devices of one slice (None where nothing tells), whether ``device`` told."""
     topology = values.get("compile_topology")
     spec = parse_device(topology) if isinstance(topology, str) and topology else None
     if device is not None:
@@ -145,12 +166,12 @@ def _device(values: ConfigValues, device: str | None) -> tuple[str | None, int |
                 )
             )
         if named.devices is None and spec is not None and spec.device == named.device:
-            return named.device, spec.devices
-        return named.device, named.devices
+            return named.device, spec.devices, False
+        return named.device, named.devices, named.devices is not None
     if spec is not None:
-        return spec.device, spec.devices
+        return spec.device, spec.devices, False
     hardware = str(values.get("hardware", ""))
-    return (normalize_device(hardware) if hardware != "tpu" else None), None
+    return (normalize_device(hardware) if hardware != "tpu" else None), None, False
 
 
 def _device_facts(

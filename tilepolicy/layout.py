@@ -119,12 +119,15 @@ def batch_of(values: ConfigValues, phase: Phase) -> Fraction | None:
     return Fraction(size).limit_denominator(1 << 20)
 
 
-def layout_of(values: ConfigValues, devices_per_slice: int | None) -> Layout:
+def layout_of(
+    values: ConfigValues, devices_per_slice: int | None, *, whole: bool = False
+) -> Layout:
     """The layout of a config.
 
     Args:
         values: the config.
         devices_per_slice: devices of one slice, from a topology or an option; None if not known.
+        whole: whether that is one slice, where the config does not set a number of slices.
     """
     devices = devices_per_slice
     if values.get("internal_compile"):
@@ -132,7 +135,7 @@ def layout_of(values: ConfigValues, devices_per_slice: int | None) -> Layout:
     slices = _positive(values.get("num_slices")) or _positive(
         values.get("compile_topology_num_slices")
     )
-    if slices is None and values.get("hardware") == "cpu":
+    if slices is None and (whole or values.get("hardware") == "cpu"):
         slices = 1
     axes, rules, unknown = _mesh_and_rules(values)
     mesh = build_mesh(values, axes, devices, slices)
