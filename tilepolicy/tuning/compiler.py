@@ -10,13 +10,14 @@ child processes can be killed when a compile does not end.
 from __future__ import annotations
 
 import importlib
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from tilepolicy.tuning.kernels import KernelOptions, build_kernel
-from tilepolicy.tuning.readback import KernelReadback, parse_vmem_error, read_kernels
+from tilepolicy.tuning.readback import KernelReadback, find_tile, parse_vmem_error, read_kernels
 from tilepolicy.tuning.sites import ITEMSIZES, GmmTile, Site
 from tilepolicy.tuning.tpus import tpu
 
@@ -69,6 +70,14 @@ class CompileRequest:
     options: KernelOptions = field(default_factory=KernelOptions)
     scoped_vmem_limit_kib: int | None = None
 
+    @property
+    def identity(self) -> str:
+        """Equal for requests that compile the same kernel, whatever layer or phase it serves."""
+        site = self.site
+        what = [*asdict(site.shape).values(), site.pass_, site.dtype, site.weights, site.backend]
+        how = [self.device, self.tile, asdict(self.options), self.scoped_vmem_limit_kib]
+        return json.dumps([*what, *how])
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data; :meth:`from_json` is the inverse."""
         return {
@@ -112,7 +121,8 @@ class CompileVerdict:
         bytes_accessed: of the whole program: the kernel, the computation of its grid from the
             group sizes, and copies of operands that the kernel wants in another layout.
         roofline_seconds: of the whole program, XLA's ``optimal_seconds``.
-        tile: the tile that the compiled kernel carries, by forward axes.
+        tile: the tile that the kernel carries, by forward axes, as read back from the compiled
+            program or from the compiler's error.
         kernel_flops: of the kernel's own estimate.
         kernel_bytes: of the kernel's own estimate.
         input_buffer_count: buffers per input that a v1 kernel carries.
@@ -240,6 +250,7 @@ def _failure(request: CompileRequest, error: Exception, seconds: float) -> Compi
         used_bytes=exhausted.used_bytes,
         available_bytes=exhausted.available_bytes,
         compile_seconds=seconds,
+        tile=find_tile(str(error), request.site.pass_),
     )
 
 

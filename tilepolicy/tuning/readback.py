@@ -24,7 +24,13 @@ from tilepolicy.axes import GmmShape
 from tilepolicy.settings import Pass
 from tilepolicy.tuning.sites import GmmTile
 
-__all__ = ["KernelReadback", "VmemExhausted", "parse_vmem_error", "read_kernels"]
+__all__ = [
+    "KernelReadback",
+    "VmemExhausted",
+    "find_tile",
+    "parse_vmem_error",
+    "read_kernels",
+]
 
 _TARGET: Final = 'custom_call_target="tpu_custom_call"'
 _VMEM_SPACE: Final = "1"
@@ -120,6 +126,18 @@ def parse_vmem_error(message: str) -> VmemExhausted | None:
         return None
     used, used_unit, limit, limit_unit = found.groups()
     return VmemExhausted(_bytes(used, used_unit), _bytes(limit, limit_unit), found.group(0))
+
+
+def find_tile(message: str, pass_: Pass) -> GmmTile | None:
+    """The tile of the kernel that a compile error quotes, by forward axes; None without one.
+
+    Args:
+        message: text of the error, which holds the kernel's metadata.
+        pass_: the pass that was compiled, which a v2 kernel does not say.
+    """
+    found = [re.search(rf'tile_{axis}\\*": *(\d+)', message) for axis in "mkn"]
+    sizes = tuple(int(match[1]) for match in found if match is not None)
+    return _from_walk(sizes, pass_) if len(sizes) == 3 else None
 
 
 def _custom_calls(text: str) -> Iterator[tuple[str, str]]:
