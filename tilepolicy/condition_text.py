@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tilepolicy.conditions import (
     show,
 )
 from tilepolicy.devices import parse_device
-from tilepolicy.factnames import Fact, closest
+from tilepolicy.factnames import DTYPES, Fact, closest
 from tilepolicy.versions import Version
 
 __all__ = ["ConditionError", "normalize_value", "parse_condition"]
@@ -116,7 +117,9 @@ def _scalar(fact: Fact, raw: object) -> Condition:
     if not isinstance(raw, int | float) or fact.kind in ("flag", "name"):
         message = f"{fact.name} is {_NOUNS[fact.kind]}, not the number {raw}"
         raise ConditionError("condition", message, _hint(fact))
-    return _within(fact, Equals.of(_number(fact, str(raw))))
+    if isinstance(raw, float) and not math.isfinite(raw):
+        raise ConditionError("condition", f"{fact.name} is never {raw}", "write a finite number")
+    return _within(fact, Equals.of(_whole(fact, raw)))
 
 
 _NOUNS: Final = {
@@ -130,6 +133,8 @@ _NOUNS: Final = {
 
 
 def _hint(fact: Fact) -> str:
+    if fact.choices == DTYPES:
+        return "write a name of jax.numpy, such as bfloat16, float32 or float8_e4m3fn"
     if fact.choices:
         return f"write one of {', '.join(fact.choices)}"
     if fact.kind == "flag":
@@ -247,11 +252,15 @@ def _number(fact: Fact, text: str) -> _Ordered:
     if match is None:
         message = f"{text!r} is not a number"
         raise ConditionError("condition", message, _HOW)
-    number = float(text) if match[1] else int(text)
-    if isinstance(number, float) and number.is_integer():
+    return _whole(fact, float(text) if match[1] else int(text))
+
+
+def _whole(fact: Fact, number: int | float) -> int | float:
+    """A number as an int where it is whole, which it has to be for a count."""
+    if isinstance(number, int) or number.is_integer():
         return int(number)
-    if fact.kind == "count" and isinstance(number, float):
-        message = f"{fact.name} is a whole number, never {text}"
+    if fact.kind == "count":
+        message = f"{fact.name} is a whole number, never {number}"
         raise ConditionError("unreachable", message, "write a whole number")
     return number
 

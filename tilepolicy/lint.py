@@ -22,10 +22,26 @@ def lint(sections: Sections, indexes: list[RuleIndex], source: Document) -> list
         indexes: an index of each section, in the order of ``sections.all()``.
         source: the file.
     """
-    problems = list(sections.problems)
+    problems = [*sections.problems, *_repeated_names(sections, source)]
     for section, index in zip(sections.all(), indexes, strict=True):
         problems += _shadowed(section, index, source)
     return problems
+
+
+def _repeated_names(sections: Sections, source: Document) -> list[Problem]:
+    """Rules of one list with one name: origins and reports name rules, so names must tell them."""
+    problems = []
+    first: dict[tuple[str, str], tuple[str | int, ...]] = {}
+    for section in sections.all():
+        for rule, path in zip(section.rules, section.paths, strict=True):
+            key = (str(path[:-1]), rule.name)
+            known = first.setdefault(key, path)
+            if known != path:
+                line = source.line(known)
+                message = f"the name {rule.name!r} is taken by the rule on line {line}"
+                place = source.place((*path, "name"))
+                problems.append(Problem("duplicate-name", message, place, "give another name"))
+    return list(dict.fromkeys(problems))
 
 
 def _shadowed(section: Section, index: RuleIndex, source: Document) -> list[Problem]:

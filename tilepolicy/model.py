@@ -5,7 +5,7 @@ The JSON Schema is generated from these, so that every field carries its title a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
@@ -14,10 +14,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    ValidationError,
     WithJsonSchema,
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails
 
 from tilepolicy import validators as read
 from tilepolicy.factnames import FACTS, closest
@@ -165,24 +167,35 @@ class Table(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        errors = [*self._odd_facts(), *self._odd_points()]
+        if errors:
+            raise ValidationError.from_exception_data("table", errors)
+        return self
+
+    def _odd_facts(self) -> Iterator[InitErrorDetails]:
+        """Facts between whose values there is no ratio."""
+        sizes = [fact.name for fact in FACTS.values() if fact.kind == "count"]
         for name in self.nearest:
-            fact = FACTS.get(name)
-            if fact is None or fact.kind != "count":
-                near = closest(name, [f.name for f in FACTS.values() if f.kind == "count"])
+            if name not in sizes:
+                near = closest(name, sizes)
                 remedy = f"did you mean {near}?" if near else "name a size such as batch_seq"
-                raise problem("unknown-fact", f"{name!r} has no distance: it is no size", remedy)
+                wrong = problem("unknown-fact", f"{name!r} is no size and has no ratio", remedy)
+                yield InitErrorDetails(type=wrong, loc=("nearest", name), input=name)
+
+    def _odd_points(self) -> Iterator[InitErrorDetails]:
+        """Points with other facts than ``nearest``, and points at one place."""
         seen: dict[tuple[int, ...], int] = {}
         for index, point in enumerate(self.points):
-            if point.at.keys() != self.nearest.keys():
-                odd = ", ".join(sorted(point.at.keys() ^ self.nearest.keys()))
-                message = f"points[{index}] and nearest differ in their facts: {odd}"
-                raise problem("table-facts", message, "give the same facts in both")
-            key = tuple(point.at[name] for name in self.nearest)
-            if key in seen:
-                message = f"points[{index}] repeats the place of points[{seen[key]}]"
-                raise problem("shadowed", message, "delete one of the two")
-            seen[key] = index
-        return self
+            if odd := sorted(point.at.keys() ^ self.nearest.keys()):
+                message = f"the point and nearest differ in {', '.join(odd)}"
+                wrong = problem("table-facts", message, "give the same facts in both")
+            else:
+                first = seen.setdefault(tuple(point.at[name] for name in self.nearest), index)
+                if first == index:
+                    continue
+                message = f"the point repeats points[{first}], which comes first"
+                wrong = problem("shadowed", message, "delete one of the two")
+            yield InitErrorDetails(type=wrong, loc=("points", index, "at"), input=point.at)
 
 
 class _Decision(Strict):

@@ -17,7 +17,6 @@ __all__ = ["problems_of"]
 
 _EXPECTED: Final[dict[str, tuple[str, str]]] = {
     "int_type": ("a whole number", "write a number without quotes, such as 512"),
-    "int_from_float": ("a whole number", "write it without a fraction"),
     "float_type": ("a number", "write a number without quotes, such as 2.0"),
     "bool_type": ("true or false", "write true or false without quotes"),
     "string_type": ("text", "quote the value"),
@@ -27,6 +26,10 @@ _EXPECTED: Final[dict[str, tuple[str, str]]] = {
     "model_attributes_type": ("a mapping", "write NAME: VALUE lines"),
     "mapping_type": ("a mapping", "write NAME: VALUE lines"),
     "dict_type": ("a mapping", "write NAME: VALUE lines"),
+}
+_NAMES: Final = {
+    "name": "begin with a letter or digit; no line breaks, no spaces in the name of a policy",
+    "op": "write the name of the op's class in snake_case",
 }
 # Kernel names of tile axes flip between backends, so a policy refuses them.
 _KERNEL_AXES: Final = frozenset({"tile_m", "tile_k", "tile_n", "m", "k", "n"})
@@ -42,7 +45,13 @@ def problems_of(
         document: the document.
         model: the model that was asked for.
     """
-    return [_problem(details, document, model) for details in error.errors(include_url=False)]
+    found = error.errors(include_url=False)
+    return [_problem(details, document, model) for details in found if not _echo(details)]
+
+
+def _echo(details: ErrorDetails) -> bool:
+    """Whether pydantic only says that nothing is left of a list whose items it refused."""
+    return details["type"] == "too_short" and bool(details["input"])
 
 
 def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) -> Problem:
@@ -71,25 +80,35 @@ def _words(
     name = str(loc[-1]) if loc else ""
     if kind in _EXPECTED:
         expected, remedy = _EXPECTED[kind]
+        if raw is None:
+            remedy = "write a value or delete the key"
+        elif kind == "int_type" and isinstance(raw, float):
+            remedy = "write it without a fraction"
         return "wrong-type", f"{expected} belongs here, not {describe(raw)}", remedy
-    match kind:
-        case "extra_forbidden":
-            return "unknown-key", f"there is no key {name!r} here", _key_remedy(name, loc, model)
-        case "missing":
-            return "missing-key", f"the key {name!r} is missing", f"add {name}: …"
+    if kind == "extra_forbidden":
+        return "unknown-key", f"there is no key {name!r} here", _key_remedy(name, loc, model)
+    if kind == "missing":
+        return "missing-key", f"the key {name!r} is missing", f"add {name}: …"
+    return _value_words(details, name)
+
+
+def _value_words(details: ErrorDetails, name: str) -> tuple[str, str, str | None]:
+    """Code, message and remedy of a value of the right type that is not allowed."""
+    context, raw = details.get("ctx", {}), details["input"]
+    match details["type"]:
         case "greater_than_equal":
-            least = context["ge"]
-            message = f"{name} must be at least {least}, not {raw}"
-            return "impossible-value", message, f"write {least} or more"
+            message = f"{name} must be at least {context['ge']:g}, not {raw}"
+            return "impossible-value", message, f"write {context['ge']:g} or more"
         case "finite_number":
             return "impossible-value", f"{name} must be finite", "write a finite number"
         case "literal_error":
             return "unknown-value", *_literal(str(context["expected"]), raw)
-        case "too_short" | "string_too_short":
-            return "empty", f"{name or 'the value'} is empty", "write at least one"
+        case "too_short":
+            return "empty", f"{name} is empty", "write at least one"
+        case "string_too_short":
+            return "empty", f"{name or 'the text'} is empty", "write a name"
         case "string_pattern_mismatch":
-            message = f"{describe(raw)} is no name"
-            return "bad-name", message, "use letters, digits, '.', '_' and '-', in one line"
+            return "bad-name", f"{describe(raw)} is no {name or 'name'}", _NAMES.get(name)
     return "bad-value", details["msg"], None
 
 

@@ -138,9 +138,10 @@ def _outside(text: str, place: Place) -> Problem:
 def _unknown_name(text: str, place: Place | None) -> Problem:
     known = [named.name for named in named_policies()]
     near = closest(text, known)
-    remedy = f"did you mean {near}?" if near else f"known names: {', '.join(known) or 'none'}"
+    remedy = f"known names: {', '.join(known)}; the name of a file ends in .yml"
     message = f"there is no policy named {text!r}"
-    return Problem("not-found", message, place or Place(text), f"{remedy} A path ends in .yml")
+    remedy = f"did you mean {near}?" if near else remedy
+    return Problem("not-found", message, place or Place(text), remedy)
 
 
 def _read_url(url: str) -> bytes:

@@ -145,6 +145,7 @@ def _position(problem: Problem) -> tuple[int, int]:
     return (0, 0) if place is None else (place.line or 0, place.column or 0)
 
 
+_RESERVED: Final = ("%", "@", "`", "*", "!", ">", "|", "&")
 _QUOTE: Final = (
     "quote a value that starts with a sign YAML reserves, such as "
     '">=4096", "%128", "*name" or "@name"'
@@ -158,10 +159,11 @@ def _syntax_problem(source: SourceText, error: yaml.YAMLError) -> Problem:
     what = getattr(error, "problem", None) or str(error)
     place = source.place(offset)
     remedy = None
-    rest = (place.text or "")[(place.column or 1) - 1 :]
+    column = (place.column or 1) - 1
+    rest, before = (place.text or "")[column:], (place.text or "")[:column]
     if rest.startswith("\t"):
         remedy = "indent with spaces, not with tabs"
-    elif rest[:1] in tuple("%@`*!>|&"):
+    elif rest.startswith(_RESERVED) or before.endswith((": >", "- >")):
         remedy = _QUOTE
     elif ": " in rest or rest.startswith(":"):
         remedy = "quote a value that holds ': '"

@@ -176,7 +176,7 @@ def _typed(setting: Setting, raw: object) -> SettingValue:
     if type(raw) is not setting.kind or not isinstance(raw, bool | int | str):
         word = {int: "a whole number", bool: "true or false"}.get(setting.kind, "text")
         message = f"{setting.name} is {word}, not {describe(raw)}"
-        raise problem("wrong-type", message, f"write {word}, for example {setting.default}")
+        raise problem("wrong-type", message, f"write {word} without quotes")
     if setting.minimum is not None and isinstance(raw, int) and raw < setting.minimum:
         message = f"{setting.name} must be at least {setting.minimum}, not {raw}"
         raise problem("impossible-value", message, f"write {setting.minimum} or more")
