@@ -92,6 +92,12 @@ def sample_resolution() -> Resolution:
         device="v6e",
         backend="tokamax_v1",
         settings={name: settings[name] for name in table if name in settings},
-        facts={"maxtext": "0.2.5", "tokens_per_device": 8192, "vocab_per_device": 129280},
+        facts={
+            "maxtext": "0.2.5",
+            "tokens_per_device": 8192,
+            "vocab_per_device": 129280,
+            "wi.rows": 65500,
+            "wi.batch_seq": 65536,
+        },
         warnings=(CLASHING_RULES,),
     )

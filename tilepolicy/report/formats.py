@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tilepolicy.errors import Problem
-from tilepolicy.report.jsonform import problems_json, resolution_json
-from tilepolicy.report.problems import github, sarif, summary
+from tilepolicy.report.problems import github, summary
 from tilepolicy.report.table import value_text
 from tilepolicy.resolution import Resolution, ResolvedSetting
 from tilepolicy.resolve_readers import PADDING_KNOBS
@@ -30,6 +29,8 @@ def render_resolution(resolution: Resolution, form: ResolutionFormat) -> str:
     """A resolution as text that ends in a newline."""
     if form == "maxtext":
         return "".join(f"{line}\n" for line in maxtext_lines(resolution))
+    from tilepolicy.report.jsonform import resolution_json
+
     document = resolution_json(resolution)
     if form == "json":
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -60,8 +61,12 @@ def _pads(name: str, setting: ResolvedSetting) -> bool:
 def render_problems(problems: Sequence[Problem], form: ProblemFormat) -> str:
     """Problems as text; empty for no problem in ``text`` and ``github``."""
     if form == "json":
+        from tilepolicy.report.jsonform import problems_json
+
         return json.dumps(problems_json(problems), indent=2, ensure_ascii=False) + "\n"
     if form == "sarif":
+        from tilepolicy.report.sarif import sarif
+
         return json.dumps(sarif(problems), indent=2, ensure_ascii=False) + "\n"
     if form == "github":
         return "".join(f"{github(problem)}\n" for problem in problems)

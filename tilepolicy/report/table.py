@@ -131,21 +131,24 @@ def _head(resolution: Resolution) -> Iterable[str]:
     target += [f"{name} {facts[name]}" for name in ("maxtext", "tokamax") if name in facts]
     yield f"target  {' · '.join(target)}"
     if sizes := list(_sizes(facts)):
-        yield f"sizes   {' · '.join(sizes)}"
+        yield f"device  {' · '.join(sizes)}"
 
 
 _SIZES: Final = (
-    ("tokens_per_device", "{} tokens a device"),
+    ("tokens_per_device", "{} tokens"),
     ("vocab_per_device", "vocabulary {}"),
-    ("embed_dim", "embed {}"),
-    ("mlp_dim", "mlp {}"),
-    ("num_groups", "{} experts"),
-    ("rows_per_group", "{} rows an expert"),
+    ("wi.num_groups", "{} experts"),
+    ("wi.embed_dim", "embed {}"),
+    ("wi.mlp_dim", "mlp {}"),
 )
 
 
 def _sizes(facts: Mapping[str, FactValue]) -> Iterable[str]:
-    return (form.format(facts[name]) for name, form in _SIZES if name in facts)
+    yield from (form.format(facts[name]) for name, form in _SIZES if name in facts)
+    rows, padded = facts.get("wi.rows"), facts.get("wi.batch_seq")
+    if isinstance(rows, int) and isinstance(padded, int) and padded:
+        share = 100 * (padded - rows) / padded
+        yield f"{rows} rows + {padded - rows} of padding ({share:.1f} %)"
 
 
 def _settings_table(resolution: Resolution, notes: _Notes, *, explain: bool) -> Table:
