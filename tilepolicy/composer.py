@@ -325,9 +325,12 @@ class Composer:
             own.values[key] = marks
 
     def _merge(self, frame: _Frame) -> None:
-        """Resolve ``<<``: the mapping's own keys win, then earlier items of a list."""
+        """Resolve ``<<``: the mapping's own keys win, then earlier items of a list.
+
+        Of several ``<<``, which only MaxText's dialect allows, the last wins: as in OmegaConf.
+        """
         own = set(frame.value)
-        for value, marks, offset in frame.merges:
+        for value, marks, offset in reversed(frame.merges):
             given = value if isinstance(value, list) else [value]
             for position, part in enumerate(given):
                 inner = marks.items[position] if type(marks) is SequenceMarks else marks

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Final, Literal
 
 from tilepolicy.devices import DEVICES
@@ -126,12 +126,13 @@ def find_fact(name: str, *, arguments: bool = False) -> Fact | None:
         kind = _ARGUMENT_KINDS.get(match["what"], "count")
         choices = DTYPES if match["what"] == "dtype" else ()
         return Fact(name, kind, "Argument of the call.", choices)
-    return _config_keys().get(name)
+    return _config_key(name)
 
 
 def suggest_fact(name: str) -> str | None:
     """The fact whose name is closest to one that does not exist."""
-    return closest(name, FACTS) or closest(name, _config_keys())
+    keys = {key for release in MAXTEXT_RELEASES for key in release_keys(release).names()}
+    return closest(name, FACTS) or closest(name, sorted(keys))
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
@@ -140,16 +141,15 @@ def closest(name: str, names: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-@cache
-def _config_keys() -> dict[str, Fact]:
-    """Keys of all known MaxText releases; the latest release that has a key tells its kind."""
-    facts: dict[str, Fact] = {}
-    for release in MAXTEXT_RELEASES:
+@lru_cache(maxsize=4096)
+def _config_key(name: str) -> Fact | None:
+    """A key of some MaxText release; the latest that has it tells its kind."""
+    for release in reversed(MAXTEXT_RELEASES):
         keys = release_keys(release)
-        for name in keys.names():
+        if keys.knows(name):
             default = keys.base.get(name, keys.fields.get(name))
-            facts[name] = Fact(name, _kind(default), f"MaxText's config key {name}.")
-    return facts
+            return Fact(name, _kind(default), f"MaxText's config key {name}.")
+    return None
 
 
 def _kind(default: object) -> Kind:

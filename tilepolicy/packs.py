@@ -7,7 +7,7 @@ callable without arguments. It gives a mapping of policy name to the file that h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
@@ -19,7 +19,7 @@ from tilepolicy.errors import PolicyError, Problem
 __all__ = ["GROUP", "Named", "builtin_policies", "find_named", "named_policies"]
 
 GROUP: Final = "tilepolicy.policies"
-_BUILTIN: Final = "tilepolicy.policy:builtin_policies"
+_OWN: Final = "tilepolicy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,26 @@ def find_named(name: str) -> Named | None:
     Raises:
         PolicyError: a package's entry point does not work, or two packages offer the name.
     """
-    entries = metadata.entry_points(group=GROUP)
-    for builtin in (True, False):
-        chosen = [entry for entry in entries if (entry.value == _BUILTIN) is builtin]
-        found = [named for entry in chosen for named in _offered(entry) if named.name == name]
+    for entries in (_own_entries, _foreign_entries):
+        found = [named for entry in entries() for named in _offered(entry) if named.name == name]
         if len(found) > 1:
             raise PolicyError(_clash(found))
         if found:
             return found[0]
     return None
+
+
+def _own_entries() -> Iterable[metadata.EntryPoint]:
+    """The entry points of this package; asking for all packages takes longer than a resolution."""
+    try:
+        return metadata.distribution(_OWN).entry_points.select(group=GROUP)
+    except metadata.PackageNotFoundError:
+        return ()
+
+
+def _foreign_entries() -> Iterable[metadata.EntryPoint]:
+    own = {entry.value for entry in _own_entries()}
+    return [entry for entry in metadata.entry_points(group=GROUP) if entry.value not in own]
 
 
 def named_policies() -> tuple[Named, ...]:
