@@ -46,7 +46,7 @@ class ConditionError(Exception):
 
 type _Ordered = int | float | Version
 
-_OPERATOR: Final = re.compile(r"(>=|<=|==|!=|>|<)\s*(.+)")
+_OPERATOR: Final = re.compile(r"(>=|<=|==|!=|>|<)\s*([^=<>!].*)")
 _RANGE: Final = re.compile(r"(.+?)\s*\.\.\s*(.+)")
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _MULTIPLE: Final = re.compile(r"%\s*([0-9]{1,18})")
@@ -106,7 +106,7 @@ def _one(fact: Fact, raw: object) -> Condition:
 
 def _scalar(fact: Fact, raw: object) -> Condition:
     """A condition that is a bare number or truth value."""
-    if fact.kind == "version":
+    if fact.kind == "version" and not isinstance(raw, bool):
         message = f"{fact.name} is a version, which YAML would read as the number {raw}"
         raise ConditionError("condition", message, f'quote it: "{raw}"')
     if isinstance(raw, bool):
@@ -139,6 +139,8 @@ def _hint(fact: Fact) -> str:
         return f"write one of {', '.join(fact.choices)}"
     if fact.kind == "flag":
         return "write true or false without quotes"
+    if fact.kind == "version":
+        return f'write {fact.name}: ">=0.0.14"'
     return _HOW if fact.kind in ("count", "number") else "write a name"
 
 
