@@ -103,7 +103,10 @@ Reference = Annotated[str, Field(min_length=1, max_length=1000)]
 class Strict(BaseModel):
     """What all parts of a document share: frozen, no conversion, no unknown keys."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", protected_namespaces=())
+    # Deferred: one validator is built, for the whole document, instead of one for each class.
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", protected_namespaces=(), defer_build=True
+    )
 
 
 class Tile(Strict):
