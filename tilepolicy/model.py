@@ -103,10 +103,7 @@ Reference = Annotated[str, Field(min_length=1, max_length=1000)]
 class Strict(BaseModel):
     """What all parts of a document share: frozen, no conversion, no unknown keys."""
 
-    # Deferred: one validator is built, for the whole document, instead of one for each class.
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", protected_namespaces=(), defer_build=True
-    )
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", protected_namespaces=())
 
 
 class Tile(Strict):
@@ -206,7 +203,10 @@ class _Decision(Strict):
 
     name: Name = Field(title="name", description="Shown wherever the rule decides.")
     when: When = Field(
-        default=When(), title="when", description="Conditions on facts; all must hold."
+        default=When(),
+        title="when",
+        description="When the rule applies; always, if it is left out.",
+        json_schema_extra={"default": {}},
     )
     reason: Annotated[Given[str], _about("reason", "Why; shown next to the value.")] = None
 
@@ -326,7 +326,10 @@ class OpRule(Strict):
 
     name: Name = Field(title="name", description="Shown wherever the rule decides.")
     when: Annotated[When, CallWhen] = Field(
-        default=When(), title="when", description="Conditions on facts and arg.NAME; all must hold."
+        default=When(),
+        title="when",
+        description="Conditions on facts and arg.NAME; all must hold.",
+        json_schema_extra={"default": {}},
     )
     config: ConfigFields = Field(
         title="config", description="Fields of the op's config class, by their own names."
@@ -373,5 +376,5 @@ class PolicyDocument(Strict):
         default=(), title="ops", description="Rules for other Tokamax ops."
     )
     engine: EngineSettings = Field(
-        default=EngineSettings(), title="engine", description="MaxText's training engine."
+        default=EngineSettings(), title="engine", description="Settings of the training engine."
     )
