@@ -48,9 +48,9 @@ def _policy() -> dict[str, Any]:
 
 
 def _config() -> dict[str, Any]:
-    from tilepolicy.tileconfig import TileConfig
+    from tilepolicy.tileconfig import tile_config_model
 
-    return TileConfig.model_json_schema()
+    return tile_config_model().model_json_schema()
 
 
 def _resolution() -> dict[str, Any]:

@@ -6,7 +6,7 @@ or a size, and lets all others be. Reading a config (:mod:`tilepolicy.configs`) 
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -41,12 +41,17 @@ PATH_KEYS: Final[dict[str, tuple[type, str]]] = {
 def tile_config_model() -> type[BaseModel]:
     """The model; every field may be left out, and other keys are let be."""
     fields: dict[str, Any] = {
-        name: (_annotation(setting) | None, _field(setting))
+        name: (_annotation(setting), _field(setting))
         for name, setting in SETTINGS.items()
         if setting.since is not None
     }
     fields |= {
-        name: (kind, Field(default=None, title=name, description=summary))
+        name: (
+            kind,
+            Field(
+                default=None, title=name, description=summary, json_schema_extra=_without_default
+            ),
+        )
         for name, (kind, summary) in PATH_KEYS.items()
     }
     return create_model(
@@ -58,20 +63,22 @@ def tile_config_model() -> type[BaseModel]:
 
 
 def _annotation(setting: Setting) -> Any:  # noqa: ANN401 - a type that is put together here
-    """``auto`` everywhere, -1 for numbers: both ask for an automatic choice."""
+    """The setting's own type, or ``auto`` (for numbers also -1): an automatic choice."""
     if setting.kind is bool:
         return bool | Literal["auto"]
-    return int | Literal["auto"]
+    return Annotated[int, Field(ge=setting.minimum)] | Literal[-1, "auto"]
 
 
 def _field(setting: Setting) -> Any:  # noqa: ANN401 - pydantic's FieldInfo, whose stub says Any
-    since = f" Since MaxText {setting.since}."
+    default = str(setting.default).lower() if setting.kind is bool else setting.default
     return Field(
         default=None,
         title=setting.name,
-        description=f"{setting.summary} MaxText's default: {_default(setting)}.{since}",
+        description=f"{setting.summary} MaxText's default is {default}, since {setting.since}.",
+        json_schema_extra=_without_default,
     )
 
 
-def _default(setting: Setting) -> str:
-    return str(setting.default).lower() if setting.kind is bool else str(setting.default)
+def _without_default(schema: dict[str, Any]) -> None:
+    """Drop the null that only stands for a key that is left out."""
+    schema.pop("default", None)
