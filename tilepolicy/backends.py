@@ -11,18 +11,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from tilepolicy.axes import kernel_axes
 from tilepolicy.resolution import Honoured
-from tilepolicy.settings import SETTINGS, Layer, Pass, Setting
+from tilepolicy.settings import AXES, SETTINGS, Axis, Layer, Pass, Setting
 
 __all__ = [
     "BACKENDS",
     "Backend",
-    "Illegal",
+    "TileFault",
     "backend_of",
     "honoured",
     "illegal_tile",
+    "oversized_tile",
     "padding",
 ]
+
+LANES: Final = 128
+SUBLANES: Final = 8
+"""The compiler lays arrays out in tiles of 8 rows and 128 columns."""
 
 Backend = Literal[
     "batch_split",
@@ -154,16 +160,16 @@ def _honoured_ragged_dot(row: Setting, facts: Mapping[str, object]) -> Honoured:
 
 
 @dataclass(frozen=True, slots=True)
-class Illegal:
-    """Why a tile cannot be used.
+class TileFault:
+    """What is wrong with the size of a tile along one axis.
 
     Attributes:
-        axis: the axis whose size is wrong.
+        axis: the axis.
         message: one sentence without a trailing period.
-        remedy: what would be legal.
+        remedy: what would be right.
     """
 
-    axis: str
+    axis: Axis
     message: str
     remedy: str
 
@@ -174,62 +180,123 @@ def illegal_tile(
     layer: Layer,
     pass_: Pass,
     sizes: Mapping[str, object],
-) -> tuple[Illegal, ...]:
-    """What a backend has against a tile.
+) -> tuple[TileFault, ...]:
+    """Why the kernel of a backend refuses a tile; empty if it does not.
 
-    A tile may exceed its dimension up to the next multiple of 128: winners that tokamax's
-    maintainers shipped do.
+    Measured with the v6e compiler (jax 0.12.0, tokamax 0.0.17, MaxText 0.2.5):
+
+    ==================  =====================================  ================================
+    backend             batch_seq                              embed_dim, mlp_dim
+    ==================  =====================================  ================================
+    megablox            divides the padded rows, multiple of   multiple of 128 or the whole
+                        8                                      dimension, for the output axis
+    tokamax_v1          divides the rows                       multiple of 128 or the whole
+                                                               dimension
+    tokamax_v2          multiple of 8 (fwd, dlhs), 8 or more   multiple of 128
+                        (drhs)
+    ==================  =====================================  ================================
+
+    ``jax.lax.ragged_dot`` clamps what MaxText hints; other paths read no tile.
 
     Args:
         tile: axis to tile size; fields that are no axes are ignored.
         backend: one of :data:`BACKENDS`.
         layer: layer of the grouped matmul.
         pass_: pass of the grouped matmul.
-        sizes: axis to dimension; an axis without a known dimension is checked for its sign only.
+        sizes: axis to dimension; what depends on a dimension that is not known is not checked.
     """
-    found = [
-        problem
-        for axis in ("batch_seq", "embed_dim", "mlp_dim")
-        if (problem := _illegal_axis(axis, tile.get(axis), backend, layer, pass_, sizes.get(axis)))
-    ]
-    return tuple(found)
+    faults = [_illegal_axis(axis, tile, backend, layer, pass_, sizes) for axis in AXES]
+    return tuple(fault for fault in faults if fault is not None)
+
+
+def oversized_tile(
+    tile: Mapping[str, object], layer: Layer, pass_: Pass, sizes: Mapping[str, object]
+) -> tuple[TileFault, ...]:
+    """Axes where a tile exceeds its dimension beyond the next multiple of 128.
+
+    The kernels take such a tile and compute on padding: it costs VMEM and time, and is a mistake
+    wherever somebody chose it. Up to the next multiple of 128 a tile may exceed its dimension:
+    winners that tokamax's maintainers shipped do.
+
+    Args:
+        tile: axis to tile size.
+        layer: layer of the grouped matmul.
+        pass_: pass of the grouped matmul.
+        sizes: axis to dimension.
+    """
+    faults = []
+    for axis in AXES:
+        size, dimension = tile.get(axis), sizes.get(axis)
+        if isinstance(size, int) and isinstance(dimension, int) and size > _round_up(dimension):
+            message = (
+                f"{axis} tile {size} exceeds the {dimension} of {layer} {pass_} beyond the next "
+                "multiple of 128"
+            )
+            faults.append(TileFault(axis, message, f"use at most {_round_up(dimension)}"))
+    return tuple(faults)
 
 
 def _illegal_axis(
-    axis: str, size: object, backend: str, layer: Layer, pass_: Pass, dimension: object
-) -> Illegal | None:
+    axis: Axis,
+    tile: Mapping[str, object],
+    backend: str,
+    layer: Layer,
+    pass_: Pass,
+    sizes: Mapping[str, object],
+) -> TileFault | None:
+    size, dimension = tile.get(axis), sizes.get(axis)
     if size is None:
         return None
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        return Illegal(axis, f"{axis} tile {size!r} is not a positive integer", "use 1 or more")
-    lanes = axis != "batch_seq"
-    if backend in ("tokamax_v2", "tokamax_v2_heuristic") and lanes and size % 128:
-        return Illegal(
-            axis,
-            f"gmm_v2 takes {axis} tiles in multiples of 128, not {size}",
-            f"use {_round_up(size)}",
-        )
-    if not isinstance(dimension, int):
+        return TileFault(axis, f"{axis} tile {size!r} is not a positive integer", "use 1 or more")
+    if axis == "batch_seq":
+        return _illegal_rows(size, backend, layer, pass_, dimension)
+    whole = dimension == size and backend != "tokamax_v2"
+    lanes = backend in ("tokamax_v1", "tokamax_v2") or (
+        backend == "megablox" and axis == _output_axis(layer, pass_)
+    )
+    if not lanes or size % LANES == 0 or whole or (dimension is None and backend != "tokamax_v2"):
         return None
-    if backend == "megablox" and axis == "batch_seq" and dimension % size:
-        return Illegal(
-            axis,
-            f"megablox needs a batch_seq tile that divides the {dimension} padded rows of "
+    alternative = "" if backend == "tokamax_v2" else f" or the whole dimension {dimension}"
+    return TileFault(
+        axis,
+        f"{backend} takes {axis} tiles of {layer} {pass_} in multiples of 128{alternative}, "
+        f"not {size}",
+        f"use {_round_up(size)}",
+    )
+
+
+def _output_axis(layer: Layer, pass_: Pass) -> Axis:
+    """The axis that is last in the output of a pass, which megablox cuts into whole lanes."""
+    return kernel_axes("megablox", layer, pass_)[2]
+
+
+def _illegal_rows(
+    size: int, backend: str, layer: Layer, pass_: Pass, rows: object
+) -> TileFault | None:
+    """What a kernel has against the batch_seq tile."""
+    divides = not isinstance(rows, int) or rows % size == 0
+    if backend in ("megablox", "tokamax_v1") and not divides:
+        return TileFault(
+            "batch_seq",
+            f"{backend} needs a batch_seq tile that divides the {rows} padded rows of "
             f"{layer} {pass_}; {size} does not",
-            f"use a divisor of {dimension}",
+            f"use a divisor of {rows}",
         )
-    if size > _round_up(dimension) and backend != "ragged_dot":
-        return Illegal(
-            axis,
-            f"{axis} tile {size} exceeds the {dimension} of {layer} {pass_} beyond the next "
-            f"multiple of 128",
-            f"use at most {_round_up(dimension)}",
+    sublanes = backend == "megablox" or (backend == "tokamax_v2" and pass_ != "drhs")
+    if (sublanes and size % SUBLANES and size != rows) or (
+        backend == "tokamax_v2" and size < SUBLANES
+    ):
+        return TileFault(
+            "batch_seq",
+            f"{backend} takes batch_seq tiles of {layer} {pass_} in multiples of 8, not {size}",
+            f"use {-(-size // SUBLANES) * SUBLANES}",
         )
     return None
 
 
 def _round_up(size: int) -> int:
-    return -(-size // 128) * 128
+    return -(-size // LANES) * LANES
 
 
 def padding(rows: int, tile: int) -> tuple[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tilepolicy.backends import illegal_tile, padding
+from tilepolicy.backends import illegal_tile, oversized_tile, padding
 from tilepolicy.config_values import ConfigValues
 from tilepolicy.errors import Place, Problem
 from tilepolicy.precedence import Proposal
@@ -75,7 +75,7 @@ def tile_problems(sites: Iterable[Site], backend: str, config: ConfigValues) -> 
     for site in sites:
         for illegal in illegal_tile(site.tile, backend, site.layer, site.pass_, site.facts):
             choice = site.verdict.fields[illegal.axis]
-            knob = tile_setting(site.layer, site.pass_, illegal.axis, site.phase)  # type: ignore[arg-type]  # an axis
+            knob = tile_setting(site.layer, site.pass_, illegal.axis, site.phase)
             explicit = choice.origin.kind == "config"
             yield Problem(
                 "illegal-tile",
@@ -85,8 +85,27 @@ def tile_problems(sites: Iterable[Site], backend: str, config: ConfigValues) -> 
                 path=knob,
                 severity="warning" if choice.origin.kind == "default" else "error",
             )
+        yield from _oversized(site, config)
         if (site.layer, site.pass_) == ("wi", "fwd"):
             yield from _padding(site)
+
+
+def _oversized(site: Site, config: ConfigValues) -> Iterator[Problem]:
+    """Tiles that somebody chose larger than the dimension and its padding: they only cost."""
+    for fault in oversized_tile(site.tile, site.layer, site.pass_, site.facts):
+        choice = site.verdict.fields[fault.axis]
+        if choice.origin.kind == "default":
+            continue
+        knob = tile_setting(site.layer, site.pass_, fault.axis, site.phase)
+        explicit = choice.origin.kind == "config"
+        yield Problem(
+            "oversized-tile",
+            f"{site}: {fault.message}",
+            config.place(knob) if explicit else origin_place(choice.origin),
+            fault.remedy,
+            path=knob,
+            severity="warning",
+        )
 
 
 def _padding(site: Site) -> Iterator[Problem]:
