@@ -37,7 +37,7 @@ from tilepolicy.vocab_settings import VocabProposals
 if TYPE_CHECKING:
     from tilepolicy.policy import Policy
 
-__all__ = ["Resolver", "resolve"]
+__all__ = ["Resolver", "resolve", "resolver"]
 
 
 def resolve(
@@ -60,13 +60,34 @@ def resolve(
     Raises:
         ConfigError: with every problem of the config, the guards and the tiles.
     """
-    release = versions.get("maxtext") if versions is not None else None
     if isinstance(config, ConfigValues):
         values = config
     else:
+        release = versions.get("maxtext") if versions is not None else None
         values = configs.read(config, overrides, release=release)
+    return resolver(policy, values, device=device, versions=versions).resolution()
+
+
+def resolver(
+    policy: Policy,
+    values: ConfigValues,
+    *,
+    device: str | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> Resolver:
+    """A resolver for a config that was read, with the facts derived from it.
+
+    Args:
+        policy: the policy; of several, combined ones.
+        values: the config.
+        device: device or topology (``v6e``, ``v5p-128``); default the config's own.
+        versions: ``maxtext``, ``tokamax`` and ``jax`` to resolve for; default the installed ones.
+
+    Raises:
+        ConfigError: the device is not known.
+    """
     known = facts.derive(values, device, versions=versions, env=os.environ)
-    return Resolver(policy, values, known).resolution()
+    return Resolver(policy, values, known)
 
 
 class Resolver(TileResolver):

@@ -44,6 +44,11 @@ class Site:
         return f"{self.layer} {self.pass_}" + (" eval" if self.phase == "eval" else "")
 
     @property
+    def prefix(self) -> str:
+        """What the names of its knobs start with: ``wi_tile_fwd_``."""
+        return tile_setting(self.layer, self.pass_, "batch_seq", self.phase)[: -len("batch_seq")]
+
+    @property
     def tile(self) -> dict[str, object]:
         """Axis to tile size."""
         return {axis: self.verdict.fields[axis].value for axis in AXES}
@@ -66,15 +71,13 @@ class Site:
 
     def kernel_fields(self, backend: str) -> dict[str, ResolvedSetting]:
         """Decided kernel fields that are no knob of MaxText: ``wi_tile_fwd_input_buffer_count``."""
-        prefix = tile_setting(self.layer, self.pass_, "batch_seq", self.phase)
-        prefix = prefix.removesuffix("batch_seq")
         reader = (
             Honoured("apply", "a field of Tokamax's config; MaxText has no knob for it")
             if backend == "tokamax_v1"
             else Honoured(None, f"a field of Tokamax's config, which {backend} does not have")
         )
         return {
-            prefix + name: ResolvedSetting(choice.value, reader, choice.origin)
+            self.prefix + name: ResolvedSetting(choice.value, reader, choice.origin)
             for name, choice in self.verdict.fields.items()
             if name not in AXES
         }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tilepolicy.errors import Problem
     from tilepolicy.policy import Policy
     from tilepolicy.resolution import Resolution
+    from tilepolicy.resolve import Resolver
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -22,6 +23,7 @@ __all__ = [
     "OverridesArgument",
     "PolicyOption",
     "load_policies",
+    "prepare",
     "print_warnings",
     "resolve_config",
     "split_overrides",
@@ -92,6 +94,31 @@ def load_policies(references: Sequence[str] | None, *, allow_outside: bool = Fal
     return loaded[0] if len(loaded) == 1 else policy.combine(loaded)
 
 
+def prepare(
+    config: str,
+    overrides: Sequence[str] | None,
+    policies: Sequence[str] | None,
+    device: str | None,
+    *,
+    allow_outside: bool = False,
+) -> Resolver:
+    """A resolver for one config under the named policies.
+
+    Raises:
+        TilepolicyError: with every problem of the policies and of the config.
+    """
+    from tilepolicy import configs
+    from tilepolicy.gathering import Gathering
+    from tilepolicy.resolve import resolver
+
+    with Gathering() as problems:
+        with problems.of_one():
+            policy = load_policies(policies, allow_outside=allow_outside)
+        with problems.of_one():
+            values = configs.read(config, tuple(overrides or ()))
+    return resolver(policy, values, device=device)
+
+
 def resolve_config(
     config: str,
     overrides: Sequence[str] | None,
@@ -100,21 +127,12 @@ def resolve_config(
     *,
     allow_outside: bool = False,
 ) -> Resolution:
-    """Loads the policies and resolves one config under them.
+    """The resolution of one config under the named policies.
 
     Raises:
         TilepolicyError: with every problem of the policies and the config.
     """
-    from tilepolicy import configs
-    from tilepolicy.gathering import Gathering
-    from tilepolicy.resolve import resolve
-
-    with Gathering() as problems:
-        with problems.of_one():
-            policy = load_policies(policies, allow_outside=allow_outside)
-        with problems.of_one():
-            values = configs.read(config, tuple(overrides or ()))
-    return resolve(policy, values, device=device)
+    return prepare(config, overrides, policies, device, allow_outside=allow_outside).resolution()
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
