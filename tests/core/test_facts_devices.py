@@ -31,7 +31,7 @@ from tilepolicy.devices import DEVICES, DeviceSpec, normalize_device, parse_devi
     ],
 )
 def test_spellings(name: str, device: str | None) -> None:
-    """jax's device kinds, topologies and common names mean one device, in any case."""
+    """Device kinds of jax, topologies and common names mean one device, in any case."""
     assert normalize_device(name) == device
 
 

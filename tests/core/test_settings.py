@@ -35,7 +35,7 @@ def test_table_is_what_the_release_has(release: str) -> None:
     [("0.2.0", 22), ("0.2.3", 22), ("0.2.4", 23), ("0.2.5", 29), ("0.3.0", 29), ("0.1.9", 22)],
 )
 def test_number_of_settings(release: str, count: int) -> None:
-    """ag_once came with 0.2.4 and the six eval tiles with 0.2.5; other releases have the nearest's."""
+    """ag_once came with 0.2.4 and the six eval tiles with 0.2.5; others have the nearest's."""
     assert len(settings_of_release(release)) == count
 
 

@@ -1,13 +1,21 @@
-"""Trace MaxText forward passes and print the shapes of every grouped matmul; run as a script.
+"""Ask MaxText itself; run as a script by ``test_maxtext_configs``.
 
-The argument is a JSON list of ``[phase, [CONFIG, "KEY=VALUE", …]]``, with ``compile_topology`` in
-each. Nothing is compiled: each model is traced for the mesh of its topology. An exception of
-MaxText is printed in the place of the shapes.
+The argument is a JSON list of cases, ``{"kind", "arguments", "env"}``; the answers are printed one
+a line, ``ANSWER`` and JSON. Kinds:
+
+``values``
+    every value of the config that MaxText builds from the arguments.
+``train``, ``eval``
+    shapes ``[m, k, g, n]`` of the grouped matmuls of one forward pass. Nothing is compiled: the
+    model is traced for the mesh of its ``compile_topology``.
+
+An exception of MaxText is printed in the place of an answer, as text.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -15,8 +23,17 @@ import jax
 import jax.numpy as jnp
 
 
+def values_of(arguments: list[str]) -> dict[str, Any]:
+    """The values of MaxText's config model."""
+    from maxtext.configs import pyconfig
+
+    model = pyconfig.initialize_pydantic(["", *arguments])
+    dumped: dict[str, Any] = json.loads(model.model_dump_json())
+    return dumped | {"__fields_set__": sorted(model.model_fields_set)}
+
+
 def shapes_of(phase: str, arguments: list[str]) -> list[list[int]]:
-    """Shapes ``[m, k, g, n]`` of the grouped matmuls of one forward pass, in their order."""
+    """Shapes of the grouped matmuls of one forward pass, in their order."""
     from flax import nnx
     from flax.linen import logical_axis_rules as axis_rules
     from maxtext.configs import pyconfig
@@ -58,14 +75,21 @@ def shapes_of(phase: str, arguments: list[str]) -> list[list[int]]:
 
 
 def main() -> None:
-    """Print one line for each case: ``SHAPES`` and JSON."""
+    """Answer every case."""
     sys.modules["pytest"] = sys  # otherwise MaxText ends the process on a bad config
-    for phase, arguments in json.loads(sys.argv[1]):
+    for case in json.loads(sys.argv[1]):
+        os.environ.update(case["env"])
+        answer: object
         try:
-            result: list[list[int]] | str = shapes_of(phase, arguments)
-        except Exception as error:  # noqa: BLE001 - reported to the test as it is
-            result = f"{type(error).__name__}: {error}"
-        sys.stdout.write(f"SHAPES {json.dumps(result)}\n")
+            if case["kind"] == "values":
+                answer = values_of(case["arguments"])
+            else:
+                answer = shapes_of(case["kind"], case["arguments"])
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            answer = f"{type(error).__name__}: {error}"
+        for name in case["env"]:
+            del os.environ[name]
+        sys.stdout.write(f"\nANSWER {json.dumps(answer)}\n")
 
 
 if __name__ == "__main__":
