@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilepolicy import configs, facts, guards
 from tilepolicy.config_values import ConfigValues
-from tilepolicy.errors import ConfigError, Problem
+from tilepolicy.errors import ConfigError, Place, Problem
 from tilepolicy.factnames import FACTS
 from tilepolicy.precedence import Proposal, decide
 from tilepolicy.resolution import (
@@ -90,6 +91,11 @@ def resolver(
     return Resolver(policy, values, known)
 
 
+def _place_of(config: ConfigValues) -> Place | None:
+    """The config as a whole."""
+    return Place(config.files[0]) if config.files else None
+
+
 class Resolver(TileResolver):
     """Answers for one policy under one config, call by call or all at once."""
 
@@ -112,14 +118,16 @@ class Resolver(TileResolver):
         values = {name: proposal.value for name, proposal in chosen.items()}
         problems += guards.check(config, self.facts, values)
         backend = str(self.facts.values["backend"])
+        place = _place_of(config)
         problems += tile_problems(sites, backend, config)
         problems += missed_sites(
             sites,
             backend,
+            place,
             on_miss=self.policy.on_miss,
             has_rules=len(self.policy.gmm) > 0,
         )
-        problems += undecidable_rules(sites, self.facts)
+        problems += undecidable_rules(sites, self.facts, place)
         errors = [problem for problem in problems if problem.severity == "error"]
         if errors:
             raise ConfigError(errors)
@@ -134,7 +142,7 @@ class Resolver(TileResolver):
         tiling = vocab.propose_tiling(str(chosen["loss"].value))
         proposal = self._decide("num_vocab_tiling", None if isinstance(tiling, Problem) else tiling)
         if isinstance(tiling, Problem) and proposal.origin.kind == "default":
-            problems.append(tiling)
+            problems.append(replace(tiling, place=_place_of(config)))
         chosen["num_vocab_tiling"] = proposal
         problems += vocab.broken_tiling(chosen, config.place("num_vocab_tiling"))
         count = proposal.value if isinstance(proposal.value, int) else 1

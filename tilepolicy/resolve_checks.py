@@ -138,11 +138,11 @@ def _padding(site: Site) -> Iterator[Problem]:
 
 
 def missed_sites(
-    sites: Iterable[Site], backend: str, *, on_miss: str, has_rules: bool
+    sites: Iterable[Site], backend: str, place: Place | None, *, on_miss: str, has_rules: bool
 ) -> Iterator[Problem]:
     """Sites whose tile nothing decides: what happens instead, the nearest rule, and a remedy.
 
-    Sites with the same outcome share one problem. MaxText's own defaults are no surprise under a
+    ``place`` is the config. Sites with the same outcome share one problem. MaxText's own defaults are no surprise under a
     policy that has no rule at all, unless ``on_miss`` is ``error``.
     """
     if backend in _CALLS_OUT or backend == "tokamax_v2_heuristic":
@@ -160,6 +160,7 @@ def missed_sites(
         yield Problem(
             "no-match",
             f"no rule decides the tile of {names} ({_call(missed[0])}): {instead}{near}",
+            place,
             remedy="add a rule, or find tiles with `tilepolicy tune CONFIG -o FILE`",
             path="gmm.rules",
             severity="error" if on_miss == "error" else "warning",
@@ -195,8 +196,10 @@ def _tokamax_v1_instead(device: object) -> str:
     return f"Tokamax uses its shipped cache or its heuristic, 128 × 128 × 128{where}"
 
 
-def undecidable_rules(sites: Sequence[Site], facts: Facts) -> Iterator[Problem]:
-    """Rules that might have decided, but depend on facts that are not known here."""
+def undecidable_rules(
+    sites: Sequence[Site], facts: Facts, place: Place | None
+) -> Iterator[Problem]:
+    """Rules that might have decided, but depend on facts that are not known of the config."""
     rules: dict[str, dict[str, None]] = {}
     for site in sites:
         for rule, missing in site.verdict.undecidable.items():
@@ -208,6 +211,7 @@ def undecidable_rules(sites: Sequence[Site], facts: Facts) -> Iterator[Problem]:
             "undecidable-rule",
             f"rule {rule!r} was passed over: {', '.join(names)} "
             f"{'is' if len(names) == 1 else 'are'} not known",
+            place,
             remedy=f"set {' or '.join(keys)}" if keys else None,
             path="gmm.rules",
             severity="warning",
