@@ -16,7 +16,7 @@ from tilepolicy.sharding import Mesh, Rules, build_mesh, parse_rules, partition
 __all__ = ["Layout", "Unknown", "layout_of"]
 
 _LOGITS: Final = ("activation_embed_and_logits_batch_sequence", "activation_vocab")
-_COUNT_KEYS: Final = ("compile_topology", "--devices")
+_COUNT_KEYS: Final = ("compile_topology", "--device TOPOLOGY")
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def test_fractional_batch_needs_the_number_of_devices() -> None:
     facts = facts_of("v6e", per_device_batch_size=0.5)
     assert facts.missing["wi.rows"] == (
         "compile_topology",
-        "--devices",
+        "--device TOPOLOGY",
         "compile_topology_num_slices",
     )
     facts = derive(read(MOE | {"per_device_batch_size": 0.5}, env={}), "v6e", devices=8)
