@@ -102,6 +102,8 @@ def follow(text: str, parent: Reference, place: Place, *, allow_outside: bool) -
     if not allow_outside and not target.resolve().is_relative_to(folder.resolve()):
         raise PolicyError(_outside(text, place))
     shown = os.path.normpath(os.path.join(os.path.dirname(parent.shown), text))  # noqa: PTH118, PTH120  # text, not paths
+    if target.exists() and not target.is_file():
+        raise PolicyError(_missing(shown, place))  # a pipe or a device would be read
     return _file(target, shown, place)
 
 
@@ -116,9 +118,12 @@ def _file(path: Path, shown: str, place: Place) -> Reference:
     except (OSError, RuntimeError, ValueError):
         usable = False
     if not usable:
-        message = f"there is no file {shown}"
-        raise PolicyError(Problem("not-found", message, place, "name an existing policy file"))
+        raise PolicyError(_missing(shown, place))
     return Reference(shown, str(resolved), path=path)
+
+
+def _missing(shown: str, place: Place) -> Problem:
+    return Problem("not-found", f"there is no file {shown}", place, "name an existing policy file")
 
 
 def _below_url(text: str, parent: str, place: Place) -> Reference:
