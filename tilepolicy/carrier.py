@@ -30,7 +30,7 @@ type Key = tuple[str, ...]
 
 _UNSCOPED: Final[Key] = ()
 # Made when the module is imported: making one is not safe while jax is in use elsewhere.
-_CONTEXT: Final[Any] = jax.make_user_context(default_value=_UNSCOPED)
+_CONTEXT: Final[Any] = jax.make_user_context(default_value=_UNSCOPED)  # type: ignore[no-untyped-call]
 
 
 class _Base(threading.local):

@@ -13,11 +13,14 @@ program that initialises jax itself) is compared at its first lookup instead.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
+
+import jax
 
 from tilepolicy.errors import AdapterError, HostMismatchError, Problem
 
@@ -30,6 +33,8 @@ TIMEOUT_S: Final = 120
 _MODULE: Final = "jax._src.distributed"
 _STATE: Final = "global_state"
 _PREFIX: Final = "tilepolicy/scope"
+_LEAVE_S: Final = 10
+_LOG: Final = logging.getLogger("tilepolicy")
 _MISSING: Final = "(did not enter the scope)"
 
 
@@ -90,7 +95,7 @@ def _state() -> Any:  # noqa: ANN401 - private jax object
         raise AdapterError(
             Problem(
                 code="jax-changed",
-                message=f"jax {import_module('jax').__version__} has no {_MODULE}.{_STATE}."
+                message=f"jax {jax.__version__} has no {_MODULE}.{_STATE}."
                 f"{missing[0]}",
                 remedy="install a release of jax that this release of tilepolicy knows",
             )
@@ -113,6 +118,8 @@ def _compare(state: Any, number: int, statement: Mapping[str, str]) -> None:  # 
         verdict = compare_statements([None, statement]) if answer is None else answer
         verdict = "" if verdict == "agreed" else verdict
     if verdict:
+        # Process 0 holds the store: it must not go before the others have read the verdict.
+        _meet(client, f"{prefix}/read")
         raise HostMismatchError(
             Problem(
                 code="hosts-differ",
@@ -122,10 +129,17 @@ def _compare(state: Any, number: int, statement: Mapping[str, str]) -> None:  # 
         )
 
 
+def _meet(client: Any, name: str) -> None:  # noqa: ANN401 - private jax object
+    try:
+        client.wait_at_barrier(name, _LEAVE_S * 1000)
+    except jax.errors.JaxRuntimeError as error:
+        _LOG.warning("a process did not wait for the verdict: %s", error)
+
+
 def _get(client: Any, key: str, seconds: int) -> str | None:  # noqa: ANN401 - private jax object
     try:
         return str(client.blocking_key_value_get(key, seconds * 1000))
-    except Exception as error:  # noqa: BLE001 - jaxlib's error class has no public name
+    except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" in str(error):
             return None
         raise

@@ -250,7 +250,10 @@ class Scope:
         return scoped
 
     def _around_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def scoped(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        def scoped(
+            *args: Any,  # noqa: ANN401 - the wrapped function's
+            **kwargs: Any,  # noqa: ANN401 - the wrapped function's
+        ) -> Generator[Any, Any, Any]:
             session = Session(self.inputs, self._versions())
             with self._step(session):
                 inner = function(*args, **kwargs)

@@ -54,7 +54,7 @@ class Inputs:
     @property
     def fail_on_miss(self) -> bool:
         """Whether the policy says ``on_miss: error``."""
-        return self.policy.document.gmm.on_miss == "error"
+        return self.policy.on_miss == "error"
 
     @cached_property
     def content(self) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ from tilepolicy.axes import GmmShape, Kernel
 from tilepolicy.backends import illegal_tile
 from tilepolicy.devices import normalize_device
 from tilepolicy.errors import AdapterError, LayerError, PolicyError, Problem
-from tilepolicy.resolution import FactValue, FieldChoice
+from tilepolicy.resolution import FactValue, FieldChoice, Origin
 from tilepolicy.session import Lookup
 from tilepolicy.settings import LAYERS, Layer, Pass
 
@@ -60,7 +60,8 @@ class GmmCall:
 
     def facts(self, layer: Layer, version: str) -> dict[str, FactValue]:
         """What the call shows to a rule when it is the given layer's."""
-        return dict(axes.layer_facts(self.shape, layer)) | {
+        facts: dict[str, FactValue] = dict(axes.layer_facts(self.shape, layer))
+        return facts | {
             "layer": layer,
             "pass": self.pass_,
             "dtype": self.dtype,
@@ -87,6 +88,7 @@ class Ruling:
         facts: what the rules saw.
         fields: decided fields by policy name; the inner policy's before the outer's.
         config: the decided fields by the kernel's name.
+        by: for each decided field, which of the active policies decided it.
         undecidable: rules whose conditions need facts that are not known here.
         nearest: the nearest rule of the innermost policy, and why it did not match.
     """
@@ -95,8 +97,18 @@ class Ruling:
     facts: Mapping[str, FactValue]
     fields: Mapping[str, FieldChoice]
     config: Mapping[str, object]
+    by: Mapping[str, int]
     undecidable: tuple[str, ...]
     nearest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """An answer, its record, and the rules that decided it by the number of their policy."""
+
+    config: Any
+    lookup: Lookup
+    hits: Mapping[int, tuple[Origin, ...]]
 
 
 def answer_gmm(
@@ -131,14 +143,14 @@ def answer_gmm(
         evidence,
     )
     known = policies[0].answers.get(memo)
-    if known is None:
+    if not isinstance(known, _Decision):
         known = _decide(upstream, call, finder, evidence, policies)
-        if evidence is not None or known[1].layer is None:
+        if evidence is not None or known.lookup.layer is None:
             policies[0].answers[memo] = known
-    config, lookup = known
-    for session in {policy.session for policy in policies}:
-        session.record(lookup)
-    return config
+    policies[0].session.record(known.lookup)
+    for number, origins in known.hits.items():
+        policies[number].session.hit(origins)
+    return known.config
 
 
 def _call(kernel: Kernel, op: Any, device_kind: str, key: Any, pass_: Pass) -> GmmCall:  # noqa: ANN401
@@ -166,7 +178,7 @@ def _decide(
     finder: LayerFinder,
     evidence: Evidence | None,
     policies: tuple[ActivePolicy, ...],
-) -> tuple[Any, Lookup]:
+) -> _Decision:
     layers: tuple[Layer, ...] = LAYERS if evidence is None else (evidence.layer,)
     rulings = [_rule(upstream, call, layer, policies) for layer in layers]
     how = evidence.how if evidence is not None else "both layers have this tile"
@@ -187,7 +199,17 @@ def _decide(
                 remedy="add a rule for it, or set gmm.on_miss to report",
             )
         )
-    return config, _lookup(call, ruling, layer, how, config, miss, policies)
+    lookup = _lookup(call, ruling, layer, how, config, miss, policies)
+    return _Decision(config, lookup, _hits(rulings))
+
+
+def _hits(rulings: list[Ruling]) -> dict[int, tuple[Origin, ...]]:
+    """Origins by the number of the policy; of both layers where both have one tile."""
+    hits: dict[int, tuple[Origin, ...]] = {}
+    for ruling in rulings:
+        for name, number in ruling.by.items():
+            hits[number] = (*hits.get(number, ()), ruling.fields[name].origin)
+    return hits
 
 
 def _rule(
@@ -198,10 +220,12 @@ def _rule(
     fields: dict[str, FieldChoice] = {}
     undecidable: dict[str, tuple[str, ...]] = {}
     nearest = ""
-    for policy in policies:
+    by: dict[str, int] = {}
+    for number, policy in enumerate(policies):
         verdict = policy.resolver.tile(layer, call.pass_, facts, policy.phase)
         for name, choice in verdict.decided.items():
-            fields.setdefault(name, choice)
+            if name not in fields:
+                fields[name], by[name] = choice, number
         undecidable |= verdict.undecidable
         nearest = nearest or verdict.nearest
     values: dict[str, object] = {name: choice.value for name, choice in fields.items()}
@@ -217,7 +241,7 @@ def _rule(
             )
         ) from error
     missing = tuple(f"{rule} (needs {', '.join(names)})" for rule, names in undecidable.items())
-    return Ruling(layer, facts, fields, config, missing, nearest)
+    return Ruling(layer, facts, fields, config, by, missing, nearest)
 
 
 def _config(upstream: Upstream, call: GmmCall, ruling: Ruling) -> tuple[Any, str]:
@@ -257,7 +281,7 @@ def _miss(upstream: Upstream, call: GmmCall, ruling: Ruling) -> str:
 
 def _refuse_illegal(call: GmmCall, ruling: Ruling) -> None:
     values = {name: choice.value for name, choice in ruling.fields.items()}
-    sizes = call.shape.axis_sizes(ruling.layer)
+    sizes = {str(axis): size for axis, size in call.shape.axis_sizes(ruling.layer).items()}
     found = illegal_tile(values, call.kernel, ruling.layer, call.pass_, sizes)
     if found:
         raise AdapterError(

@@ -44,6 +44,8 @@ def _tag_backward(op: Any, given: bool) -> None:  # noqa: ANN401 - upstream op
 class LayeredRaggedDot(_V1):  # type: ignore[misc]  # the base is known at run time only
     """Tokamax's v1 ragged dot that knows its layer."""
 
+    # Tokamax annotates it in each subclass; without a value here it would have no default.
+    config: Any = None
     tilepolicy_layer: Literal["wi", "wo"]
 
     def __post_init__(self) -> None:
@@ -60,6 +62,8 @@ class LayeredRaggedDot(_V1):  # type: ignore[misc]  # the base is known at run t
 class LayeredRaggedDotV2(_V2):  # type: ignore[misc]  # the base is known at run time only
     """Tokamax's v2 ragged dot that knows its layer."""
 
+    # Tokamax annotates it in each subclass; without a value here it would have no default.
+    config: Any = None
     tilepolicy_layer: Literal["wi", "wo"]
 
     def __post_init__(self) -> None:

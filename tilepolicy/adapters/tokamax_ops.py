@@ -19,7 +19,7 @@ _CAMEL: Final = re.compile(r"(?!^)([A-Z])")
 
 
 def snake_case(name: str) -> str:
-    """Tokamax's own spelling: ``PallasTritonFlashAttention`` → ``pallas_triton_flash_attention``."""
+    """Tokamax's own spelling: ``PallasTritonAttention`` is ``pallas_triton_attention``."""
     return _CAMEL.sub(r"_\1", name).lower()
 
 
@@ -62,10 +62,13 @@ def answer_op(upstream: Upstream, op: Any, device_kind: str, key: Any) -> Any:  
     fields: dict[str, FieldChoice] = {}
     nearest = ""
     undecidable: dict[str, tuple[str, ...]] = {}
-    for policy in policies:
+    by: list[tuple[int, str]] = []
+    for number, policy in enumerate(policies):
         verdict = policy.resolver.op(name, facts)
         for field, choice in verdict.decided.items():
-            fields.setdefault(field, choice)
+            if field not in fields:
+                fields[field] = choice
+                by.append((number, field))
         undecidable |= verdict.undecidable
         nearest = nearest or verdict.nearest
     config = None
@@ -87,6 +90,7 @@ def answer_op(upstream: Upstream, op: Any, device_kind: str, key: Any) -> Any:  
         miss=miss,
         undecidable=tuple(f"{r} (needs {', '.join(n)})" for r, n in undecidable.items()),
     )
-    for session in {policy.session for policy in active.policies()}:
-        session.record(lookup)
+    active.policies()[0].session.record(lookup)
+    for number, field in by:
+        policies[number].session.hit([fields[field].origin])
     return config

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tilepolicy import active, carrier
+from tilepolicy import active, carrier, distributed
 from tilepolicy.adapters.tokamax_gmm import answer_gmm
 from tilepolicy.adapters.tokamax_ops import answer_op
 from tilepolicy.adapters.tokamax_upstream import Upstream
@@ -70,6 +70,7 @@ def _answer(upstream: Upstream, op: Any, device_kind: str, key: Any) -> _Answer 
             the next implementation" and so silently run another kernel.
     """
     carrier.check()
+    distributed.settle()
     try:
         kernel = upstream.kernel_of(op)
         if kernel is None:
