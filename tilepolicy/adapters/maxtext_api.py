@@ -16,9 +16,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from tilepolicy.adapters.maxtext_types import Foreign
 from tilepolicy.errors import AdapterError, MissingLibraryError, Problem
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh, PartitionSpec
 
 __all__ = [
     "CROSS_ENTROPY",
@@ -28,11 +32,17 @@ __all__ = [
     "NNX_TILED_LOSS",
     "SIGNATURES",
     "Target",
+    "compiled_kernels",
+    "drop_pure_state",
+    "engine_state",
     "head_method",
     "installed_version",
     "is_output_head",
+    "keeps_pure_state",
     "module_path",
     "own_cache",
+    "physical_spec",
+    "physical_specs",
     "pretrain_loss_config",
     "read_signature",
     "require",
@@ -78,7 +88,13 @@ def _engine(method: str) -> Target:
 
 ENGINE: Final[Mapping[str, Target]] = {
     method: _engine(method)
-    for method in ("fwd_bwd", "update", "_refresh_pure_state", "_disable_pure_state")
+    for method in (
+        "fwd_bwd",
+        "update",
+        "_refresh_pure_state",
+        "_disable_pure_state",
+        "_invalidate_pure_state",
+    )
 }
 
 _CROSS_ENTROPY = "logits, targets, z_loss=0.0"
@@ -102,6 +118,7 @@ SIGNATURES: Final[Mapping[str, Mapping[Target, str]]] = {
         NNX_TILED_LOSS: _NNX,
         ENGINE["_refresh_pure_state"]: "self",
         ENGINE["_disable_pure_state"]: "self, reason",
+        ENGINE["_invalidate_pure_state"]: "self",
     },
 }
 """Release to the functions that tilepolicy attaches to and their parameters in that release."""
@@ -247,3 +264,40 @@ def pretrain_loss_config(frame: FrameType | None) -> object | None:
 
 def _same_file(name: str, path: Path) -> bool:
     return Path(name) == path or Path(name).resolve() == path.resolve()
+
+
+def physical_spec(mesh: Mesh, logical: tuple[str | None, ...]) -> PartitionSpec:
+    """Mesh axes of an array with these logical axes, by the axis rules in force."""
+    from maxtext.utils.sharding import create_sharding
+
+    spec: PartitionSpec = create_sharding(mesh, logical).spec
+    return spec
+
+
+def physical_specs(mesh: Mesh, logical: Foreign) -> list[PartitionSpec]:
+    """Mesh axes of each leaf of a pytree of logical specs, by the axis rules in force."""
+    import jax
+    from maxtext.utils.sharding import logical_to_mesh_sharding
+
+    return [place.spec for place in jax.tree.leaves(logical_to_mesh_sharding(logical, mesh))]
+
+
+def engine_state(engine: Foreign) -> Foreign:
+    """The training engine's live train state; None before its first step or compile."""
+    return engine._state
+
+
+def compiled_kernels(engine: Foreign) -> tuple[Foreign, ...]:
+    """What a training engine of 0.2.4 has compiled; replaced when its model or state is."""
+    kernels = ("_compiled", "_compiled_fwd_bwd", "_compiled_update")
+    return tuple(getattr(engine, name, None) for name in kernels)
+
+
+def keeps_pure_state(engine: Foreign) -> bool:
+    """Whether a training engine of 0.2.5 holds its split state now."""
+    return engine._params_pure is not None
+
+
+def drop_pure_state(engine: Foreign) -> None:
+    """Make a training engine of 0.2.5 split its state in every step until it compiles again."""
+    engine._invalidate_pure_state()

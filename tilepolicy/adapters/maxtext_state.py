@@ -17,10 +17,12 @@ MaxText keeps the split state itself from 0.2.5 on, with its own checks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import jax
 from flax import nnx
+
+from tilepolicy.adapters.maxtext_types import Foreign
 
 __all__ = ["NotReusableError", "PureState"]
 
@@ -39,7 +41,7 @@ class PureState:
         model: the live model, ``state.model``.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: Foreign) -> None:
         """Split once.
 
         Raises:
@@ -61,15 +63,15 @@ class PureState:
             _unchanged(node, attributes) for node, attributes in self._nodes
         )
 
-    def split_model(self) -> tuple[Any, Any, Any]:
+    def split_model(self) -> tuple[Foreign, Foreign, Foreign]:
         """What ``nnx.split(model, nnx.Param, ...)`` would give."""
         return self._model_graphdef, self._params, self._rest
 
-    def split_state(self) -> tuple[Any, Any]:
+    def split_state(self) -> tuple[Foreign, Foreign]:
         """What ``nnx.split(state)`` would give."""
         return self._state_graphdef, self._state_pure
 
-    def publish_rest(self, rest: Any) -> None:
+    def publish_rest(self, rest: Foreign) -> None:
         """Take over the non-parameters that a forward and backward pass returned.
 
         Raises:
@@ -84,7 +86,7 @@ class PureState:
         self._state_pure = _with_model(self._state_pure, model)
         self._read_published()
 
-    def publish_state(self, state: Any) -> None:
+    def publish_state(self, state: Foreign) -> None:
         """Take over the state that an update returned.
 
         Raises:
@@ -103,17 +105,17 @@ class PureState:
         if not isinstance(state, nnx.State) or _MODEL not in state:
             raise NotReusableError(f"the train state has no {_MODEL!r} part")
         rebuilt = _with_model(state, nnx.merge_state(self._params, self._rest))
-        if jax.tree.structure(rebuilt) != jax.tree.structure(state):
+        if not _same_structure(rebuilt, state):
             raise NotReusableError(f"the {_MODEL!r} part of the train state is not the model's")
         self._state_paths = _template(state)
         picked = nnx.State(_pick(state.raw_mapping[_MODEL], self._param_paths))
-        if jax.tree.structure(picked) != jax.tree.structure(self._params):
+        if not _same_structure(picked, self._params):
             raise NotReusableError("the parameters cannot be picked out of the train state")
 
     def _watch(self) -> None:
         """Find the live variables and modules; both graphs are walked this once."""
-        variables: dict[int, Any] = {}
-        nodes: dict[int, Any] = {}
+        variables: dict[int, Foreign] = {}
+        nodes: dict[int, Foreign] = {}
         for _, node in nnx.iter_graph(self.state):
             if isinstance(node, nnx.Variable):
                 variables[id(node)] = node
@@ -129,27 +131,32 @@ class PureState:
         self._published = tuple(map(_raw, self._variables))
 
 
-def _raw(variable: Any) -> Any:
+def _same_structure(one: Foreign, other: Foreign) -> bool:
+    first: object = jax.tree.structure(one)
+    return first == jax.tree.structure(other)
+
+
+def _raw(variable: Foreign) -> Foreign:
     return variable.get_raw_value()
 
 
-def _same(variable: Any, value: Any) -> bool:
+def _same(variable: Foreign, value: Foreign) -> bool:
     return variable.get_raw_value() is value
 
 
-def _unchanged(node: Any, attributes: Mapping[str, Any]) -> bool:
+def _unchanged(node: Foreign, attributes: Mapping[str, Foreign]) -> bool:
     present = vars(node)
     return len(present) == len(attributes) and all(
         present.get(name, attributes) is value for name, value in attributes.items()
     )
 
 
-def _with_model(state: Any, model: Any) -> Any:
+def _with_model(state: Foreign, model: Foreign) -> Foreign:
     """The state with its model part replaced, in the nesting that ``nnx.split`` gives."""
     return nnx.State({**state.raw_mapping, _MODEL: model.raw_mapping})
 
 
-def _template(tree: Any) -> Any:
+def _template(tree: Foreign) -> Foreign:
     """The nesting of a state, with the type of each variable for a leaf."""
     if isinstance(tree, nnx.State):
         tree = tree.raw_mapping
@@ -158,7 +165,9 @@ def _template(tree: Any) -> Any:
     return type(tree)
 
 
-def _pick(tree: Mapping[Any, Any], template: Mapping[Any, Any]) -> dict[Any, Any]:
+def _pick(
+    tree: Mapping[Foreign, Foreign], template: Mapping[Foreign, Foreign]
+) -> dict[Foreign, Foreign]:
     """The part of a nesting that a template names, without copying a variable."""
     return {
         key: _pick(_mapping(tree[key]), inner) if isinstance(inner, Mapping) else tree[key]
@@ -166,5 +175,6 @@ def _pick(tree: Mapping[Any, Any], template: Mapping[Any, Any]) -> dict[Any, Any
     }
 
 
-def _mapping(tree: Any) -> Mapping[Any, Any]:
-    return tree.raw_mapping if isinstance(tree, nnx.State) else tree
+def _mapping(tree: Foreign) -> Mapping[Foreign, Foreign]:
+    found: Mapping[Foreign, Foreign] = tree.raw_mapping if isinstance(tree, nnx.State) else tree
+    return found
