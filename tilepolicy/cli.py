@@ -31,8 +31,8 @@ COMMANDS: Final[dict[str, str]] = {
     "run": "run",
     "verify": "verify",
     "tune": "tune",
-    "import": "import_",
-    "export": "export",
+    "import": "importing",
+    "export": "exporting",
     "schema": "schema",
     "doctor": "doctor",
 }

@@ -103,7 +103,7 @@ def test_operands_that_do_not_fit_the_pass_are_refused() -> None:
 
 
 def test_a_shape_serves_both_layers_with_k_and_n_exchanged() -> None:
-    """lhs [m,k] x rhs [g,k,n] is wi with embed = k, and wo with embed = n."""
+    """The problem lhs [m,k] x rhs [g,k,n] is wi with embed = k, and wo with embed = n."""
     shape = GmmShape(m=4096, k=7168, n=2048, g=8)
     assert axes.layer_facts(shape, "wi") == {
         "batch_seq": 4096,

@@ -46,7 +46,7 @@ FIELDS: Final[Mapping[str, str]] = {
 _REQUIRED: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
 
 _NAME: Final = re.compile(
-    r"E=(?P<experts>[1-9]\d*),N=(?P<size>[1-9]\d*),device_name=(?P<device>[^,]+)"
+    r"E=(?P<experts>[1-9]\d*),N=(?P<size>[1-9]\d*),device_name=(?P<device>[^,]+?)"
     r"(?:,dtype=(?P<dtype>[a-z0-9_]+))?"
     r"(?:,block_shape=\[(?P<block>\d+,(?P<space> ?)\d+)\])?"
     r"(?P<channel>,per_channel_quant=True)?(?P<down>_down)?\.json",

@@ -11,17 +11,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from pydantic import ValidationError
+
 from tilepolicy.axes import Kernel, from_kernel, layer_facts
 from tilepolicy.errors import Problem
 from tilepolicy.formats.records import FormatError, GmmCall, ImportReport, MeasuredEntry, Unusable
 from tilepolicy.formats.yamltext import comment, flow, scalar
+from tilepolicy.model import PolicyDocument
+from tilepolicy.model_problems import problems_of
 from tilepolicy.settings import LAYERS, Layer, Pass
+from tilepolicy.source import parse
 
 __all__ = [
     "EXACT",
     "GmmTable",
     "PolicyText",
     "TablePoint",
+    "check_policy_text",
     "fastest",
     "gmm_tables",
     "policy_text",
@@ -90,7 +96,8 @@ def fastest(
     Without medians the first is kept.
 
     Returns:
-        The entries that are kept, in their order, and the others with the reason.
+        The entries that are kept, in their order, and those with another configuration, with the
+        reason; entries that say the same twice are not worth a word.
     """
     best: dict[tuple[object, ...], MeasuredEntry] = {}
     left_out: list[Unusable] = []
@@ -104,8 +111,9 @@ def fastest(
             held.median_ms is None or entry.median_ms < held.median_ms
         ):
             best[key], loser = entry, held
-        reason = "another entry is the same call for a policy, and is faster or comes first"
-        left_out.append(Unusable(loser.op, loser.device, reason, loser.place))
+        if loser.config != best[key].config:
+            reason = "another tile of the same call for a policy is faster, or comes first"
+            left_out.append(Unusable(loser.op, loser.device, reason, loser.place))
     return tuple(best.values()), tuple(left_out)
 
 
@@ -159,7 +167,7 @@ def gmm_tables(
 def _point(entry: MeasuredEntry, gmm: GmmCall, layer: Layer) -> TablePoint:
     facts = layer_facts(gmm.shape, layer)
     tile = from_kernel(entry.config, gmm.kernel, layer, gmm.pass_)
-    median = "" if entry.median_ms is None else f", {entry.median_ms:.6g} ms"
+    median = "" if entry.median_ms is None else f", {entry.median_ms!r} ms"
     return TablePoint(
         at={name: facts[name] for name in POINT_FACTS},
         tile={name: value for name, value in tile.items() if isinstance(value, bool | int)},
@@ -198,8 +206,8 @@ def policy_text(
         FormatError: there is no entry to say, or an entry names no device.
     """
     report.raise_errors()
-    kept, left_out = fastest(report.entries)
-    kept, mixed = _one_kind_of_gpu(kept)
+    told_apart, mixed = _one_kind_of_gpu(report.entries)
+    kept, left_out = fastest(told_apart)
     if not kept:
         remedy = "import one kind of GPU at a time" if mixed else None
         raise FormatError(Problem("no-entries", "the source has no usable entry", None, remedy))
@@ -213,7 +221,7 @@ def policy_text(
         lines += ["ops:", *sections]
     return PolicyText(
         text=comment(header) + "\n".join(lines) + "\n",
-        left_out=left_out + mixed,
+        left_out=mixed + left_out,
         points=sum(len(table.points) for table in tables),
         rules=len(tables) + sum(line.startswith("      - name:") for line in sections),
     )
@@ -256,4 +264,26 @@ def _op_lines(entries: Sequence[MeasuredEntry]) -> list[str]:
 
 
 def _reason(entry: MeasuredEntry) -> str:
-    return entry.source if entry.median_ms is None else f"{entry.source}, {entry.median_ms:.6g} ms"
+    return entry.source if entry.median_ms is None else f"{entry.source}, {entry.median_ms!r} ms"
+
+
+def check_policy_text(text: str, file: str) -> None:
+    """Read a generated text as the policy that it will be.
+
+    Args:
+        text: the policy.
+        file: name for places.
+
+    Raises:
+        FormatError: it is not a valid policy; what was imported holds something that a policy
+            cannot say.
+    """
+    document = parse(text, file)
+    problems = list(document.problems)
+    if document.readable:
+        try:
+            PolicyDocument.model_validate(document.value)
+        except ValidationError as error:
+            problems += problems_of(error, document, PolicyDocument)
+    if problems:
+        raise FormatError(problems)

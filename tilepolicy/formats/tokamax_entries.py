@@ -26,6 +26,7 @@ from tilepolicy.resolution import SettingValue
 __all__ = [
     "OP_KERNELS",
     "RAGGED_DOT_OPS",
+    "UNMEASURED_MS",
     "DlhsNames",
     "EntryContext",
     "exchange_names",
@@ -59,6 +60,12 @@ RAGGED_DOT_OPS: Final = frozenset(
     }
 )
 """Ops whose calls are grouped matmuls."""
+
+UNMEASURED_MS: Final = 1e9
+"""What an exported entry has in place of a time that nobody measured: slower than any real one.
+
+Tokamax's files have no word for "not measured"; an empty list of times makes it divide by zero.
+"""
 
 _TILES: Final = ("tile_m", "tile_k", "tile_n")
 _LANES: Final = 128
@@ -112,19 +119,20 @@ def read_entry(
     config, record, median = _winner(configs, place)
     if config is None:
         return _unusable("every configuration that was tried failed", place, context)
-    if reason := _no_tile(context.op, config, call):
+    fields = _tile_fields(context.op, config, place)
+    if reason := _no_tile(context.op, fields, call):
         return _unusable(reason, place, context)
     kernel = OP_KERNELS.get(context.op)
     return MeasuredEntry(
         op=context.op,
         device=context.device,
         facts=call.argument_facts if kernel is None else call.facts,
-        config=_tile_fields(context.op, config, place),
+        config=fields,
         place=place,
         source=context.source,
         kind=context.kind,
         gmm=None if kernel is None else GmmCall(kernel, call.pass_, call.shape),
-        median_ms=median,
+        median_ms=None if median >= UNMEASURED_MS else median,
         arguments=arguments,
         record=record,
     )
@@ -198,15 +206,15 @@ def _median(record: dict[str, object], place: Place) -> float | None:
     ):
         message = "a benchmark record has no evaluation_times_ms, a list of milliseconds"
         raise FormatError(Problem("bad-entry", message, place))
-    return statistics.median(times) if times else None
+    return float(statistics.median(times)) if times else None
 
 
-def _no_tile(op: str, config: dict[str, object], call: RaggedDotCall) -> str:
+def _no_tile(op: str, fields: Mapping[str, SettingValue], call: RaggedDotCall) -> str:
     """Why this winner gives no tile; empty when it gives one."""
     if op == "ragged_dot":
         return "measured XLA's own ragged_dot, which has no tiles"
-    if op in OP_KERNELS and all(config.get(name) is None for name in _TILES):
-        return "the winner is the kernel's own heuristic (every tile is null)"
+    if op in OP_KERNELS and any(name not in fields for name in _TILES):
+        return "the winner is the kernel's own heuristic (tiles are null)"
     if call.lhs.batched or call.rhs.batched:
         return "measured inside vmap, which policies have no facts for"
     if call.lhs.quantized_to is not None:
@@ -233,6 +241,9 @@ def _tile_fields(op: str, config: dict[str, object], place: Place) -> dict[str, 
             message = f"{name} is {value!r}, not a positive whole number"
             raise FormatError(Problem("bad-entry", message, place))
         fields[name] = value
+    if kernel == "tokamax_v1":
+        # Its tiles cannot be null: an absent one is the default of its config class.
+        return {**dict.fromkeys(_TILES, _LANES), **fields}
     return fields
 
 

@@ -1,0 +1,179 @@
+"""Compile every tile that the shipped tpu-* policies resolve, with the TPU compiler, offline.
+
+Usage: ``python scripts/compile_shipped.py --journal FILE [--device v6e] [--jobs 2] [--sample N]``
+
+The calls are the measured ones and those of MaxText's MoE models, as both layers, in all passes;
+each kernel is compiled once. The journal holds the verdicts as JSON lines: an interrupted run
+goes on where it stopped. Takes hours on two cores. Prints a summary as Markdown; the exit code is
+1 if a tile does not compile, or a call gets none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tilepolicy import policy
+from tilepolicy.axes import GmmShape, layer_facts
+from tilepolicy.formats.model_sites import model_sites
+from tilepolicy.formats.tpu_tables import CACHES
+from tilepolicy.resolution import FactValue
+from tilepolicy.settings import LAYERS, PASSES, Layer, Pass
+from tilepolicy.tuning.batch import Compiler
+from tilepolicy.tuning.compiler import CompileRequest, CompileVerdict
+from tilepolicy.tuning.journal import Journal
+from tilepolicy.tuning.kernels import KernelOptions
+from tilepolicy.tuning.sites import GmmTile, Site
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call whose tile is resolved.
+
+    Attributes:
+        device: policy name.
+        layer: ``wi`` or ``wo``.
+        pass_: ``fwd``, ``dlhs`` or ``drhs``.
+        shape: its forward problem.
+        origin: ``measured`` or ``model``.
+    """
+
+    device: str
+    layer: Layer
+    pass_: Pass
+    shape: GmmShape
+    origin: str
+
+
+@cache
+def shipped(device: str) -> policy.Policy:
+    """The shipped policy of a device."""
+    return policy.load(f"tpu-{device}")
+
+
+def calls(device: str) -> Iterator[Call]:
+    """Every call of a device that the policies should serve: measured ones, then the models'."""
+    for rule in shipped(device).document.gmm.rules:
+        conditions = dict(rule.when)
+        layer, pass_ = str(conditions["layer"]), str(conditions["pass"])
+        for point in rule.table.points if rule.table is not None else ():
+            if not (point.source or "").startswith("chosen"):
+                yield Call(device, layer, pass_, _shape(point.at, layer), "measured")  # type: ignore[arg-type]  # the generator's own values
+    for layer, shapes in model_sites().items():
+        for shape in sorted(shapes, key=lambda s: (s.m, s.k, s.n, s.g)):
+            for pass_ in PASSES:
+                yield Call(device, layer, pass_, shape, "model")
+
+
+def _shape(at: Mapping[str, int], layer: str) -> GmmShape:
+    embed, mlp = at["embed_dim"], at["mlp_dim"]
+    k, n = (embed, mlp) if layer == LAYERS[0] else (mlp, embed)
+    return GmmShape(at["batch_seq"], k, n, at["num_groups"])
+
+
+def request_of(call: Call) -> CompileRequest | None:
+    """What the shipped policy resolves for a call, as a request; None when no rule serves it.
+
+    The kernel does not know its layer: equal problems of both layers are one request, as wi.
+    """
+    facts: dict[str, FactValue] = {
+        "device": call.device,
+        "backend": "tokamax_v1",
+        "layer": call.layer,
+        "pass": call.pass_,
+        "dtype": "bfloat16",
+        "weight_dtype": "bfloat16",
+        **layer_facts(call.shape, call.layer),
+    }
+    tile = shipped(call.device).gmm.lookup(facts).tile
+    if not tile:
+        return None
+    values = {name: int(choice.value or 0) for name, choice in tile.items()}
+    shape = call.shape
+    return CompileRequest(
+        site=Site("wi", call.pass_, shape.m, shape.k, shape.n, shape.g),
+        device=call.device,
+        tile=GmmTile.of_policy(call.layer, values),
+        options=KernelOptions(input_buffer_count=values["input_buffer_count"]),
+    )
+
+
+def summary(
+    asked: Mapping[Call, CompileRequest | None], found: Mapping[str, CompileVerdict]
+) -> str:
+    """Markdown: calls, kernels and how many compiled, by device."""
+    lines = [
+        "| device | calls | served | kernels | compiled | failed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for device in CACHES:
+        mine = {call: request for call, request in asked.items() if call.device == device}
+        requests = {r.identity for r in mine.values() if r is not None}
+        verdicts = [found[identity] for identity in requests if identity in found]
+        fits = sum(verdict.fits for verdict in verdicts)
+        served = sum(request is not None for request in mine.values())
+        lines.append(
+            f"| {device} | {len(mine)} | {served} | {len(requests)} | {fits} "
+            f"| {len(verdicts) - fits} |"
+        )
+    return "\n".join(lines)
+
+
+def _progress(verdict: CompileVerdict, done: int, total: int, *, known: bool) -> None:
+    if not known:
+        request = verdict.request
+        print(
+            f"{done}/{total} {request.device} {request.site.pass_} {request.site.shape} "
+            f"{request.tile}: {verdict.status} {verdict.message}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _sampled(requests: Sequence[CompileRequest], count: int | None) -> list[CompileRequest]:
+    """Every n-th request, so that all devices and passes are in the sample."""
+    if count is None or count >= len(requests):
+        return list(requests)
+    return [requests[at * len(requests) // count] for at in range(count)]
+
+
+def main() -> int:
+    """Resolve, compile, and print the summary."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--journal", type=Path, required=True, help="JSON lines of verdicts")
+    parser.add_argument("--device", choices=list(CACHES), action="append")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one compile")
+    parser.add_argument("--sample", type=int, help="compile only so many kernels")
+    options = parser.parse_args()
+    devices = options.device or list(CACHES)
+    asked = {call: request_of(call) for device in devices for call in calls(device)}
+    wanted = {r.identity: r for r in asked.values() if r is not None}
+    with Journal(options.journal) as journal:
+        compiler = Compiler(
+            jobs=options.jobs,
+            timeout_seconds=options.timeout,
+            journal=journal,
+            progress=_progress,
+        )
+        found = compiler.verdicts(_sampled(list(wanted.values()), options.sample))
+    print(summary(asked, found))
+    for verdict in found.values():
+        if not verdict.fits:
+            request = verdict.request
+            print(
+                f"- {request.device} {request.site.pass_} {request.site.shape} {request.tile}: "
+                f"{verdict.status}: {verdict.message}"
+            )
+    missed = [call for call, request in asked.items() if request is None]
+    for call in missed:
+        print(f"- no tile for {call}")
+    return 1 if missed or not all(verdict.fits for verdict in found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
