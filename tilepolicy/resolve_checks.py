@@ -43,7 +43,7 @@ def lock_contradictions(chosen: Mapping[str, Proposal], config: ConfigValues) ->
         if origin.kind != "lock":
             continue
         for loser in origin.lost:
-            if loser.kind != "config" or _same(loser.value, proposal.value):
+            if loser.kind != "config" or loser.name != name or _same(loser.value, proposal.value):
                 continue
             because = f": {origin.reason}" if origin.reason else ""
             yield Problem(
@@ -73,6 +73,8 @@ def tile_problems(sites: Iterable[Site], backend: str, config: ConfigValues) -> 
     if backend in _CALLS_OUT:
         return
     for site in sites:
+        if site.phase == "eval" and not site.facts.get("eval_tiles_read"):
+            continue  # the same calls as in training
         for illegal in illegal_tile(site.tile, backend, site.layer, site.pass_, site.facts):
             choice = site.verdict.fields[illegal.axis]
             knob = tile_setting(site.layer, site.pass_, illegal.axis, site.phase)
@@ -142,8 +144,8 @@ def missed_sites(
 ) -> Iterator[Problem]:
     """Sites whose tile nothing decides: what happens instead, the nearest rule, and a remedy.
 
-    ``place`` is the config. Sites with the same outcome share one problem. MaxText's own defaults are no surprise under a
-    policy that has no rule at all, unless ``on_miss`` is ``error``.
+    ``place`` is the config. Sites with the same outcome share one problem. MaxText's own defaults
+    are no surprise under a policy that has no rule at all, unless ``on_miss`` is ``error``.
     """
     if backend in _CALLS_OUT or backend == "tokamax_v2_heuristic":
         return

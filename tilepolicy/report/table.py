@@ -245,13 +245,10 @@ def _shared_origin(settings: Sequence[ResolvedSetting], *, full: bool) -> str:
     """One origin where all agree; else each origin with the axes it decided."""
     groups: dict[str, list[str]] = {}
     for one, axis in zip(settings, (*AXES, *AXES), strict=False):
-        text = origin_text(one.origin, full=full)
-        if len(settings) > 1 and one.origin.kind in ("default", "config") and text == "":
-            text = one.origin.kind
-        groups.setdefault(text, []).append(axis)
+        groups.setdefault(origin_text(one.origin, full=full), []).append(axis)
     if len(groups) == 1:
         return next(iter(groups))
-    return "; ".join(f"{', '.join(axes)}: {text}" for text, axes in groups.items())
+    return "; ".join(f"{', '.join(axes)}: {text or 'default'}" for text, axes in groups.items())
 
 
 def _sum(resolution: Resolution) -> str:
