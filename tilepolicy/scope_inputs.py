@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tilepolicy.policy import Policy
     from tilepolicy.resolve import Resolver
 
-__all__ = ["Inputs", "PolicyLike", "read_inputs"]
+__all__ = ["Inputs", "PolicyLike", "load_policy", "read_inputs"]
 
 type PolicyLike = Policy | str | os.PathLike[str] | Sequence[Policy | str | os.PathLike[str]]
 """A loaded policy, its path or shipped name, or several in the order in which they are tried."""
@@ -99,7 +99,7 @@ def read_inputs(
     """
     from tilepolicy.resolve import Resolver
 
-    chosen = _load(policy)
+    chosen = load_policy(policy)
     overrides = tuple(overrides)
     if config is None:
         if overrides:
@@ -124,7 +124,12 @@ def read_inputs(
     )
 
 
-def _load(policy: PolicyLike) -> Policy:
+def load_policy(policy: PolicyLike) -> Policy:
+    """The policy that was meant; several as one, in the order in which they are tried.
+
+    Raises:
+        PolicyError: one of them cannot be read.
+    """
     from tilepolicy.policy import Policy, combine, load
 
     if isinstance(policy, Policy):
