@@ -1,0 +1,100 @@
+"""``tilepolicy run``: a MaxText program under a policy, without changing it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+from tilepolicy.commands.common import (
+    AllowOutsideOption,
+    DeviceOption,
+    PolicyOption,
+    load_policies,
+    print_warnings,
+)
+from tilepolicy.errors import TilepolicyError
+
+__all__ = ["register", "run"]
+
+EXIT_BEFORE_START: Final = 2
+"""For launchers: the job did not start and will not start without a change."""
+
+
+class _ModuleCommand(TyperCommand):
+    """``-m MODULE`` ends the options, as it does for python: what follows is the program's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's own
+        for flag in ("-m", "--module"):
+            if flag in args:
+                end = args.index(flag) + 2
+                args = [*args[:end], "--", *args[end:]]
+                break
+        return super().parse_args(ctx, args)
+
+
+def run(
+    module: Annotated[
+        str,
+        typer.Option(
+            "--module",
+            "-m",
+            metavar="MODULE",
+            help="Program to run, as for python -m.",
+            show_default=False,
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS...", help="The program's own arguments.")
+    ] = None,
+    policy: PolicyOption = None,
+    device: DeviceOption = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse settings without effect; fail if a rule is never hit or a lookup misses.",
+        ),
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write the report here too (.json: JSON)."),
+    ] = None,
+    record_missed: Annotated[
+        Path | None,
+        typer.Option(
+            "--record-missed", metavar="FILE", help="Write what no rule decided, for tune."
+        ),
+    ] = None,
+    allow_outside: AllowOutsideOption = False,
+) -> None:
+    """Run a MaxText program under a policy and report what was really used.
+
+    A problem in policy or config exits with 2 before the program starts; otherwise the exit code
+    is the program's own (1 also for a strict run that ended well but not as resolved).
+    """
+    from tilepolicy import run as runner
+    from tilepolicy.report import render_problems
+
+    try:
+        loaded = load_policies(policy, allow_outside=allow_outside)
+        job = runner.prepare(loaded, module, arguments or (), device=device, strict=strict)
+        print_warnings(job.warnings)
+        code = runner.run(job, report=report, missed=record_missed)
+    except TilepolicyError as error:
+        sys.stderr.write(render_problems(error.problems, "text"))
+        code = EXIT_BEFORE_START
+    sys.exit(code)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command(
+        "run",
+        cls=_ModuleCommand,
+        epilog="Example: tilepolicy run -p moe-v6e.yml -m maxtext.trainers.pre_train.train "
+        "base.yml run_name=test",
+    )(run)
