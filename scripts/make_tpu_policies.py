@@ -23,6 +23,8 @@ from tilepolicy.settings import Layer
 
 POLICIES = Path(__file__).resolve().parent.parent / "policies"
 
+MODELINE = "# yaml-language-server: $schema=../schemas/policy.schema.json\n"
+
 HEADER = """\
 Tiles of Tokamax's v1 grouped matmul (bfloat16) on {device}.
 
@@ -77,7 +79,7 @@ def policy_text(device: str, data: Path, sites: Mapping[Layer, frozenset[GmmShap
     )
     lines = [line for table in tables for line in table_lines(table)]
     body = ["version: 1", f"name: tpu-{device}", "gmm:", "  rules:", *lines]
-    return comment(header) + "\n".join(body) + "\n"
+    return MODELINE + comment(header) + "\n".join(body) + "\n"
 
 
 def _counts(tables: list[GmmTable]) -> str:

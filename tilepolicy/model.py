@@ -54,12 +54,10 @@ def _not_null(schema: dict[str, Any]) -> None:
         schema["anyOf"] = kept
 
 
-def _about(
-    title: str, description: str, *, ge: int | None = None, alias: str | None = None
-) -> FieldInfo:
+def _about(title: str, description: str, *, alias: str | None = None) -> FieldInfo:
     """The field information of a key that may be left out, but not be written as null."""
     field: FieldInfo = Field(
-        title=title, description=description, ge=ge, alias=alias, json_schema_extra=_not_null
+        title=title, description=description, alias=alias, json_schema_extra=_not_null
     )
     return field
 
@@ -68,6 +66,8 @@ def _about(
 _T = TypeVar("_T")
 Given = Annotated[_T | None, BeforeValidator(read.refuse_nothing)]
 
+# The limit stands inside, where the JSON Schema shows it too: outside of the null it gets lost.
+Size = Annotated[int, Field(ge=1)]
 ByteSize = Annotated[int, PlainValidator(read.read_bytes), WithJsonSchema(read.BYTES_SCHEMA)]
 AutoOrBool = Annotated[
     bool | Literal["auto"],
@@ -109,20 +109,18 @@ class Strict(BaseModel):
 class Tile(Strict):
     """Tile sizes by axis, and other fields of the kernel's config by their own names."""
 
-    batch_seq: Annotated[Given[int], _about("batch_seq", "Tile of the rows.", ge=1)] = None
-    embed_dim: Annotated[Given[int], _about("embed_dim", "Tile of the model width.", ge=1)] = None
-    mlp_dim: Annotated[Given[int], _about("mlp_dim", "Tile of the expert MLP's width.", ge=1)] = (
-        None
-    )
+    batch_seq: Annotated[Given[Size], _about("batch_seq", "Tile of the rows.")] = None
+    embed_dim: Annotated[Given[Size], _about("embed_dim", "Tile of the model width.")] = None
+    mlp_dim: Annotated[Given[Size], _about("mlp_dim", "Tile of the expert MLP's width.")] = None
     input_buffer_count: Annotated[
-        Given[int], _about("input_buffer_count", "Buffers per input in VMEM (Tokamax v1).", ge=1)
+        Given[Size], _about("input_buffer_count", "Buffers per input in VMEM (Tokamax v1).")
     ] = None
     combine_scopes: Annotated[
         Given[bool],
         _about("combine_scopes", "Accumulate and store in one scope (Tokamax v1, drhs)."),
     ] = None
     bucket_base: Annotated[
-        Given[int], _about("bucket_base", "Base of the row buckets (Tokamax v2).", ge=1)
+        Given[Size], _about("bucket_base", "Base of the row buckets (Tokamax v2).")
     ] = None
 
     @model_validator(mode="after")
