@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +16,6 @@ from tilepolicy.commands.common import (
     load_policies,
     write_output,
 )
-
-if TYPE_CHECKING:
-    from tilepolicy.tuning.compiler import CompileVerdict
 
 __all__ = ["Format", "register", "verify"]
 
@@ -66,6 +62,7 @@ def verify(
     when a kernel does not compile or carries another tile. tokamax v1 takes a policy's tiles only
     inside `tilepolicy.apply` or `tilepolicy run`.
     """
+    from tilepolicy.commands.tune_steps import show_progress
     from tilepolicy.report import draw
     from tilepolicy.tuning.batch import Compiler
     from tilepolicy.tuning.journal import library_versions
@@ -80,7 +77,7 @@ def verify(
             load_policies(policy, allow_outside=allow_outside),
             models,
             device or [default_device(models)],
-            Compiler(jobs=jobs, timeout_seconds=timeout, progress=_show_progress),
+            Compiler(jobs=jobs, timeout_seconds=timeout, progress=show_progress),
             config=config,
             libraries=library_versions(),
             scoped_vmem_limit_kib=scoped_vmem_limit_kib,
@@ -93,17 +90,6 @@ def verify(
     else:
         draw(verify_blocks(report))
     raise typer.Exit(0 if report.ok else 1)
-
-
-def _show_progress(verdict: CompileVerdict, done: int, total: int, *, known: bool) -> None:
-    """One line per compile on standard error."""
-    request = verdict.request
-    tile = request.tile or verdict.tile
-    how = "known" if known else f"{verdict.compile_seconds:.1f} s"
-    sys.stderr.write(
-        f"[{done}/{total}] {request.device} {request.site.name} {tile or ''}: "
-        f"{verdict.status} ({how})\n"
-    )
 
 
 def register(app: typer.Typer) -> None:

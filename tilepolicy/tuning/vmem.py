@@ -1,38 +1,32 @@
 """How much VMEM a tile needs: fits, surely does not, or unsure. Only the compiler decides.
 
-The buffers of a kernel are known: its inputs (as often as they are buffered), two of its output,
-and a float32 accumulator of one output tile. What the compiler adds for operands of one product
-that do not stay in registers, and what it saves, is not; the factors of :data:`SPREAD` bound it.
-They are the extremes that were seen in the compiles of ``tests/tuning/vmem_calibration.json``
-(made by ``scripts/calibrate_vmem.py``), widened by a tenth.
+The buffers that a kernel declares are a floor: its inputs, as often as they are buffered, two of
+its output, and a float32 accumulator of one output tile, which XLA leaves out when one tile covers
+the whole contracted axis. No compiled kernel took less. What the compiler adds, for operands that
+do not stay in registers, is at most a copy of the left operand's tile, half of the accumulator and
+a quarter of the right operand's tile: no compiled kernel took more. Both hold for every compile
+in ``tests/tuning/vmem_calibration.json``, which ``scripts/calibrate_vmem.py`` makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tilepolicy.settings import Pass
 from tilepolicy.tuning.kernels import KernelOptions
 from tilepolicy.tuning.sites import ITEMSIZES, Backend, GmmTile, Site
 from tilepolicy.tuning.tpus import Tpu
 
-__all__ = ["SPREAD", "Estimate", "Guess", "buffer_bytes", "estimate_vmem", "vmem_limit"]
+__all__ = ["Estimate", "Guess", "estimate_vmem", "vmem_bounds", "vmem_limit"]
 
 Guess = Literal["fits", "unsure", "does-not-fit"]
 
 _ACCUMULATOR: Final = 4
+_LANES: Final = 128
 _V2_WEIGHT_BUFFERS: Final = 3
-_V2_ZEROES: Final = 2 * 1024 * 1024
+_V2_ZERO_BYTES: Final = 2 * 1024 * 1024
 _V2_SHARE: Final = 0.9
-
-SPREAD: Final[Mapping[Pass, tuple[float, float]]] = {
-    "fwd": (0.75, 1.5),
-    "dlhs": (0.75, 1.5),
-    "drhs": (0.75, 1.5),
-}
-"""Smallest and largest share of :func:`buffer_bytes` that a compiled kernel really took."""
+_SLACK: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +34,14 @@ class Estimate:
     """What is predicted of a tile.
 
     Attributes:
-        bytes: the kernel's buffers.
+        least_bytes: what the kernel declares.
+        most_bytes: with everything that compilers were seen to add.
         limit_bytes: the limit that applies.
-        verdict: ``fits`` and ``does-not-fit`` hold whatever the compiler adds or saves.
+        verdict: ``unsure`` when the limit is between the two.
     """
 
-    bytes: int
+    least_bytes: int
+    most_bytes: int
     limit_bytes: int
     verdict: Guess
 
@@ -67,15 +63,10 @@ def estimate_vmem(
         options: further fields of the kernel's config.
         scoped_vmem_limit_kib: ``--xla_tpu_scoped_vmem_limit_kib``; None for the default.
     """
-    needed = buffer_bytes(site, tile, options or KernelOptions())
+    least, most = vmem_bounds(site, tile, options or KernelOptions())
     limit = vmem_limit(site.backend, chip, scoped_vmem_limit_kib)
-    low, high = SPREAD[site.pass_]
-    verdict: Guess = "unsure"
-    if needed * high <= limit:
-        verdict = "fits"
-    elif needed * low > limit:
-        verdict = "does-not-fit"
-    return Estimate(needed, limit, verdict)
+    verdict: Guess = "fits" if most <= limit else "unsure" if least <= limit else "does-not-fit"
+    return Estimate(least, most, limit, verdict)
 
 
 def vmem_limit(backend: Backend, chip: Tpu, scoped_vmem_limit_kib: int | None = None) -> int:
@@ -89,23 +80,28 @@ def vmem_limit(backend: Backend, chip: Tpu, scoped_vmem_limit_kib: int | None = 
     return kib * 1024
 
 
-def buffer_bytes(site: Site, tile: GmmTile, options: KernelOptions) -> int:
-    """Bytes of the buffers that the kernel declares.
+def vmem_bounds(site: Site, tile: GmmTile, options: KernelOptions) -> tuple[int, int]:
+    """Least and most bytes of VMEM that the kernel takes.
 
     v1 and megablox double-buffer everything (v1's ``input_buffer_count`` is for lhs, in drhs for
-    both inputs); v2 keeps three buffers of weights and zeroes of up to 2 MiB.
+    both inputs); v2 keeps three buffers of weights, and zeroes of up to 2 MiB.
     """
     itemsize, weight = ITEMSIZES[site.dtype], ITEMSIZES[site.weights]
     rows_k, rows_n, k_n = tile.m * tile.k, tile.m * tile.n, tile.k * tile.n
-    left, right, out = {
-        "fwd": (rows_k * itemsize, k_n * weight, rows_n),
-        "dlhs": (rows_n * itemsize, k_n * weight, rows_k),
-        "drhs": (rows_k * itemsize, rows_n * itemsize, k_n),
+    left, right, out, whole = {
+        "fwd": (rows_k * itemsize, k_n * weight, rows_n, tile.k >= site.shape.k),
+        "dlhs": (rows_n * itemsize, k_n * weight, rows_k, tile.n >= site.shape.n),
+        "drhs": (rows_k * itemsize, rows_n * itemsize, k_n, False),
     }[site.pass_]
     out_itemsize = weight if site.pass_ == "drhs" else itemsize
-    fixed = out * (2 * out_itemsize + _ACCUMULATOR)
-    if site.backend in ("tokamax_v2", "tokamax_v2_heuristic"):
-        right_buffers = 2 if site.pass_ == "drhs" else _V2_WEIGHT_BUFFERS
-        return fixed + 2 * left + right_buffers * right + _V2_ZEROES
-    buffers = options.input_buffer_count or 2
-    return fixed + buffers * left + (buffers if site.pass_ == "drhs" else 2) * right
+    v2 = site.backend in ("tokamax_v2", "tokamax_v2_heuristic")
+    left_buffers = 2 if v2 else options.input_buffer_count or 2
+    right_buffers = left_buffers if site.pass_ == "drhs" else _V2_WEIGHT_BUFFERS if v2 else 2
+    accumulator = _ACCUMULATOR * out
+    least = left_buffers * left + right_buffers * right + 2 * out * out_itemsize
+    least += 0 if whole and not v2 else accumulator
+    if v2:
+        rows = site.shape.k if site.pass_ == "drhs" else site.shape.m
+        row_bytes = _LANES * out_itemsize
+        least += min(_V2_ZERO_BYTES // row_bytes, rows) * row_bytes
+    return least, least + left + accumulator // 2 + right // 4 + _SLACK
