@@ -4,6 +4,11 @@ Plain JAX functions, usable without MaxText. Importing this package imports jax;
 tilepolicy never imports it.
 """
 
+from tilepolicy.losses.adaptive import (
+    AdaptiveLoss,
+    LossDecision,
+    make_adaptive_sparse_cross_entropy,
+)
 from tilepolicy.losses.chunked import (
     chunked_sparse_cross_entropy,
     chunked_sparse_cross_entropy_fn,
@@ -13,9 +18,12 @@ from tilepolicy.losses.online import online_sparse_cross_entropy
 from tilepolicy.losses.sparse import sparse_cross_entropy_with_logits
 
 __all__ = [
+    "AdaptiveLoss",
+    "LossDecision",
     "LossSharding",
     "chunked_sparse_cross_entropy",
     "chunked_sparse_cross_entropy_fn",
+    "make_adaptive_sparse_cross_entropy",
     "online_sparse_cross_entropy",
     "sparse_cross_entropy_with_logits",
 ]

@@ -3,12 +3,12 @@
 With logits ``x`` of one token, its label ``y`` and ``log_z = log Σ exp(x)``::
 
     z_loss_term = z_loss · log_z²
-    loss        = log_z − x[y] + z_loss_term            (the second sum is MaxText's)
-    d loss / d x_v = (1 + 2 · z_loss · log_z) · p_v − [v = y],      p = softmax(x)
+    loss        = log_z - x[y] + z_loss_term            (the second sum is MaxText's)
+    d loss / d x_v = (1 + 2 · z_loss · log_z) · p_v - [v = y],      p = softmax(x)
 
 as in ``maxtext.utils.max_utils.cross_entropy_with_logits`` (MaxText 0.2.5, after T5X's
 ``losses.py``). Two differences, both tested: the second output has its true gradient here, while
-MaxText ignores its cotangent; and a label outside ``0 … V − 1`` has no target, so that only
+MaxText ignores its cotangent; and a label outside ``0 … V - 1`` has no target, so that only
 ``z_loss_term`` and its gradient remain (MaxText's zero one-hot row loses the loss but keeps
 ``p`` in the gradient).
 
@@ -41,10 +41,10 @@ class LogSumExp(NamedTuple):
 
     Attributes:
         shift: largest logit, or 0 where there is no finite one; shape ``(..., 1)``.
-        log_sum: ``log Σ exp(x − shift)``; shape ``(..., 1)``.
+        log_sum: ``log Σ exp(x - shift)``; shape ``(..., 1)``.
 
-    The two are kept apart because ``log_sum − (x[y] − shift)`` is exact where
-    ``(shift + log_sum) − x[y]`` has lost its low bits: logits of ±1e4 differ by 1e-3 in float32.
+    The two are kept apart because ``log_sum - (x[y] - shift)`` is exact where
+    ``(shift + log_sum) - x[y]`` has lost its low bits: logits of ±1e4 differ by 1e-3 in float32.
     """
 
     shift: jax.Array
@@ -101,7 +101,7 @@ def checked_labels(labels: jax.Array, tokens: tuple[int, ...]) -> None:
 
 
 def label_mask(labels: jax.Array, vocab: int) -> jax.Array:
-    """Where a label has a target: 1 for ``0 … vocab − 1``, else 0; shape of ``labels``, bool."""
+    """Where a label has a target: 1 for ``0 … vocab - 1``, else 0; shape of ``labels``, bool."""
     return (labels >= 0) & (labels < vocab)
 
 

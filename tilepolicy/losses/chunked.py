@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,14 @@ from tilepolicy.losses.arithmetic import (
     weighted_sum,
 )
 from tilepolicy.losses.head import FunctionHead, HeadModel, LinearHead
-from tilepolicy.losses.layout import LossSharding, merge_tokens, split_factors, split_tokens
+from tilepolicy.losses.layout import (
+    LossSharding,
+    merge_tokens,
+    split_factors,
+    split_tokens,
+    write_chunk,
+)
+from tilepolicy.losses.pytrees import PyTree
 from tilepolicy.losses.sparse import target_logits
 
 __all__ = ["chunked_sparse_cross_entropy", "chunked_sparse_cross_entropy_fn"]
@@ -60,7 +67,7 @@ def chunked_sparse_cross_entropy(
     Args:
         hidden: ``(*tokens, D)``; one or more token axes. Matmuls run in its dtype.
         head: ``(D, V)``, or ``(V, D)`` if ``tied``; cast to the dtype of ``hidden``.
-        labels: ``tokens``, integers; one outside ``0 … V − 1`` has no target.
+        labels: ``tokens``, integers; one outside ``0 … V - 1`` has no target.
         weights: ``tokens``; a mask or factors; None for ones. Zero hides a token.
         num_tiles: number of chunks; divides the number of tokens.
         z_loss: coefficient of the squared log-sum-exp, known at trace time.
@@ -83,23 +90,22 @@ def chunked_sparse_cross_entropy(
     linear = LinearHead(tied=tied, soft_cap=soft_cap, logits_dtype=logits_dtype)
     linear.check(hidden, head, bias)
     if sharding is not None:
-        of_bias = None if bias is None else jax.sharding.PartitionSpec(
-            sharding.head[linear.vocab_axis]
-        )
-        sharding = LossSharding(sharding.mesh, sharding.tokens, (sharding.head, of_bias))
-    return _chunked(linear, (head, bias), hidden, labels, weights, num_tiles, z_loss, sharding, ag_once)
+        sharding = sharding.with_bias(linear.vocab_axis)
+    return _chunked(
+        linear, (head, bias), hidden, labels, weights, num_tiles, z_loss, sharding, ag_once
+    )
 
 
 def chunked_sparse_cross_entropy_fn(
     logits_fn: Callable[..., jax.Array],
-    params: Any,
+    params: PyTree,
     hidden: jax.Array,
     labels: jax.Array,
     weights: jax.Array | None = None,
     *,
     num_tiles: int,
     z_loss: float = 0.0,
-    constants: Any = None,
+    constants: PyTree = None,
     sharding: LossSharding | None = None,
     ag_once: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
@@ -143,7 +149,9 @@ class _Plan:
     sharding: LossSharding | None
     ag_once: bool
 
-    def ready(self, params: Any, hidden: jax.Array, constants: Any) -> tuple[HeadModel, Any]:
+    def ready(
+        self, params: PyTree, hidden: jax.Array, constants: PyTree
+    ) -> tuple[HeadModel, PyTree]:
         """The model and its parameters, cast and gathered once before the loop."""
         model = self.model.bind(constants)
         params = model.prepare(params, hidden)
@@ -153,9 +161,17 @@ class _Plan:
                 params = self.sharding.gathered(params)
         return model, params
 
-    def stored(self, gradients: Any) -> Any:
-        """Gradients of the parameters, sharded as the parameters are."""
-        return gradients if self.sharding is None else self.sharding.stored(gradients)
+    def stored(self, params: PyTree) -> PyTree:
+        """Parameters or their gradients, sharded as the parameters are stored."""
+        return params if self.sharding is None else self.sharding.stored(params)
+
+    def in_loop(self, params: PyTree) -> PyTree:
+        """The same inside the loop: without ``ag_once`` nothing may stay gathered between steps.
+
+        A constraint outside of the loop does not hold inside: XLA would lay the loop's operand
+        out as its body wants it, which is gathered.
+        """
+        return params if self.ag_once else self.stored(params)
 
     def on_tokens(self, values: jax.Array) -> jax.Array:
         """An array whose first axes are those of the tokens, left where the tokens are."""
@@ -191,20 +207,20 @@ class _Result(NamedTuple):
         loss: weighted sum of the losses.
         z_loss: weighted sum of the z-loss terms.
         of_params: pytree in the accumulation dtype, or None.
-        of_hidden: chunks ``(num_tiles, *tokens of a chunk, D)`` in the dtype of hidden, or None.
+        of_hidden: ``(*tokens, D)`` in the dtype of hidden, or None.
         token_losses: losses and z-loss terms of each token, in chunks, or None.
     """
 
     loss: jax.Array
     z_loss: jax.Array
-    of_params: Any = None
+    of_params: PyTree = None
     of_hidden: jax.Array | None = None
     token_losses: tuple[jax.Array, jax.Array] | None = None
 
 
 def _chunked(
     model: HeadModel,
-    params: Any,
+    params: PyTree,
     hidden: jax.Array,
     labels: jax.Array,
     weights: jax.Array | None,
@@ -212,7 +228,7 @@ def _chunked(
     z_loss: float,
     sharding: LossSharding | None,
     ag_once: bool,
-    constants: Any = None,
+    constants: PyTree = None,
 ) -> tuple[jax.Array, jax.Array]:
     tokens = hidden.shape[:-1]
     checked_labels(labels, tokens)
@@ -228,12 +244,12 @@ def _chunked(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sums(plan: _Plan, *inputs: Any) -> tuple[jax.Array, jax.Array]:
+def _sums(plan: _Plan, *inputs: PyTree) -> tuple[jax.Array, jax.Array]:
     result = _pass(plan, inputs, _Wanted())
     return result.loss, result.z_loss
 
 
-def _sums_fwd(plan: _Plan, *inputs: Any) -> tuple[tuple[jax.Array, jax.Array], Any]:
+def _sums_fwd(plan: _Plan, *inputs: PyTree) -> tuple[tuple[jax.Array, jax.Array], PyTree]:
     params, hidden, _, weights, _ = inputs
     wanted = _Wanted(_perturbed(params), _perturbed(hidden), _perturbed(weights))
     values = jax.tree.map(lambda leaf: leaf.value, inputs)
@@ -244,7 +260,9 @@ def _sums_fwd(plan: _Plan, *inputs: Any) -> tuple[tuple[jax.Array, jax.Array], A
     return (result.loss, result.z_loss), (gradients, dtypes, for_z_loss)
 
 
-def _sums_bwd(plan: _Plan, residuals: Any, cotangents: tuple[Any, Any]) -> tuple[Any, ...]:
+def _sums_bwd(
+    plan: _Plan, residuals: PyTree, cotangents: tuple[PyTree, PyTree]
+) -> tuple[PyTree, ...]:
     (of_params, of_hidden, losses), dtypes, for_z_loss = residuals
     of_loss, of_z = (_array_or_none(cotangent) for cotangent in cotangents)
     gradients = _scaled((of_params, of_hidden), of_loss)
@@ -254,7 +272,7 @@ def _sums_bwd(plan: _Plan, residuals: Any, cotangents: tuple[Any, Any]) -> tuple
         gradients = jax.tree.map(jnp.add, gradients, _scaled(of_z_loss, of_z))
     of_params, of_hidden = gradients
     if of_hidden is not None:
-        of_hidden = plan.merged(of_hidden.astype(dtypes[1].dtype))
+        of_hidden = plan.on_tokens(of_hidden.astype(dtypes[1].dtype))
     if of_params is not None:
         of_params = jax.tree.map(lambda g, like: g.astype(like.dtype), of_params, dtypes[0])
     return of_params, of_hidden, None, _of_weights(plan, losses, of_loss, of_z, dtypes[3]), None
@@ -263,7 +281,7 @@ def _sums_bwd(plan: _Plan, residuals: Any, cotangents: tuple[Any, Any]) -> tuple
 _sums.defvjp(_sums_fwd, _sums_bwd, symbolic_zeros=True)
 
 
-def _pass(plan: _Plan, inputs: Any, wanted: _Wanted, *, of_z_loss: bool = False) -> _Result:
+def _pass(plan: _Plan, inputs: PyTree, wanted: _Wanted, *, of_z_loss: bool = False) -> _Result:
     """One pass over all chunks; the gradients are of the loss sum, or of the z-loss sum."""
     params, hidden, labels, weights, constants = inputs
     model, params = plan.ready(params, hidden, constants)
@@ -272,25 +290,43 @@ def _pass(plan: _Plan, inputs: Any, wanted: _Wanted, *, of_z_loss: bool = False)
         chunk = tuple(plan.on_tokens(part) for part in chunk)
         return _one_chunk(plan, model, params, chunk, wanted, of_z_loss=of_z_loss)
 
-    def body(sums: Any, chunk: tuple[jax.Array, ...]) -> tuple[Any, Any]:
-        result = step(chunk)
-        return jax.tree.map(jnp.add, sums, result[:3]), result[3:]
-
     chunks = tuple(plan.chunks(part) for part in (hidden, labels, weights))
+    result = _over_chunks(plan, step, chunks, hidden)
+    return result._replace(of_params=plan.stored(result.of_params) if wanted.params else None)
+
+
+def _over_chunks(
+    plan: _Plan,
+    step: Callable[[tuple[jax.Array, ...]], _Result],
+    chunks: tuple[jax.Array, ...],
+    hidden: jax.Array,
+) -> _Result:
+    """Sums the results of all chunks; what belongs to single tokens is put in their places."""
+    first = tuple(part[0] for part in chunks)
     if len(chunks[0]) == 1:
-        only = step(tuple(part[0] for part in chunks))
-        sums, stacked = only[:3], jax.tree.map(lambda part: part[None], only[3:])
-    else:
-        shapes = jax.eval_shape(step, tuple(part[0] for part in chunks))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3])
-        sums, stacked = lax.scan(body, zeros, chunks)
-    return _Result(*sums[:2], plan.stored(sums[2]) if wanted.params else None, *stacked)
+        only = step(first)
+        return only._replace(token_losses=jax.tree.map(lambda x: x[None], only.token_losses))
+
+    def body(carry: tuple[PyTree, PyTree], part: PyTree) -> tuple[tuple[PyTree, PyTree], PyTree]:
+        index, chunk = part
+        sums, of_hidden = carry
+        result = step(chunk)
+        if of_hidden is not None and result.of_hidden is not None:
+            of_hidden = write_chunk(of_hidden, result.of_hidden, index, plan.factors)
+        return (jax.tree.map(jnp.add, sums, result[:3]), of_hidden), result.token_losses
+
+    shapes = jax.eval_shape(step, first)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3])
+    of_hidden = None if shapes.of_hidden is None else jnp.zeros_like(hidden)
+    numbers = jnp.arange(len(chunks[0]), dtype=jnp.int32)
+    (sums, of_hidden), losses = lax.scan(body, (zeros, of_hidden), (numbers, chunks))
+    return _Result(sums[0], sums[1], sums[2], of_hidden, losses)
 
 
 def _one_chunk(
     plan: _Plan,
     model: HeadModel,
-    params: Any,
+    params: PyTree,
     chunk: tuple[jax.Array, ...],
     wanted: _Wanted,
     *,
@@ -298,6 +334,7 @@ def _one_chunk(
 ) -> _Result:
     """Sums and gradients of one chunk ``(hidden, labels, weights)``."""
     hidden, labels, weights = chunk
+    params = plan.in_loop(params)
     if wanted.of_logits:
         logits, pullback = model.vjp(
             params, hidden, of_params=wanted.params, of_hidden=wanted.hidden
@@ -311,18 +348,20 @@ def _one_chunk(
     if not wanted.of_logits:
         return _Result(*sums, token_losses=kept)
     factors = weights.astype(losses[0].dtype)
-    shares = (jnp.zeros_like(factors), factors) if of_z_loss else (factors, None)
-    cotangent = logit_cotangent(logits, lse, labels, valid, *shares, plan.z_loss)
+    of_loss, of_z = (jnp.zeros_like(factors), factors) if of_z_loss else (factors, None)
+    cotangent = logit_cotangent(logits, lse, labels, valid, of_loss, of_z, plan.z_loss)
     of_params, of_hidden = pullback(cotangent.astype(logits.dtype))
     if of_hidden is not None:
         of_hidden = plan.on_tokens(of_hidden.astype(hidden.dtype))
-    return _Result(*sums, jax.tree.map(_accumulated, of_params), of_hidden, kept)
+    if wanted.params:
+        of_params = plan.in_loop(jax.tree.map(_accumulated, of_params))
+    return _Result(*sums, of_params, of_hidden, kept)
 
 
-def _z_loss_gradients(plan: _Plan, inputs: Any, wanted: _Wanted, of_z: jax.Array) -> Any:
+def _z_loss_gradients(plan: _Plan, inputs: PyTree, wanted: _Wanted, of_z: jax.Array) -> PyTree:
     """Gradients of the z-loss sum by a second pass, skipped at run time for a zero cotangent."""
 
-    def second_pass(inputs: Any) -> Any:
+    def second_pass(inputs: PyTree) -> PyTree:
         result = _pass(plan, inputs, wanted, of_z_loss=True)
         return result.of_params, result.of_hidden
 
@@ -339,16 +378,16 @@ def _accumulated(gradient: jax.Array) -> jax.Array:
     return gradient.astype(accumulation_dtype(gradient.dtype))
 
 
-def _perturbed(primals: Any) -> bool:
+def _perturbed(primals: PyTree) -> bool:
     """Whether a gradient is asked of any leaf (``CustomVJPPrimal``)."""
     return any(leaf.perturbed for leaf in jax.tree.leaves(primals))
 
 
-def _array_or_none(cotangent: Any) -> jax.Array | None:
+def _array_or_none(cotangent: PyTree) -> jax.Array | None:
     return None if isinstance(cotangent, SymbolicZero) else cotangent
 
 
-def _scaled(gradients: Any, factor: jax.Array | None) -> Any:
+def _scaled(gradients: PyTree, factor: jax.Array | None) -> PyTree:
     """Gradients times a cotangent, in the accumulation dtype; None is a cotangent of zero."""
     if factor is None:
         return jax.tree.map(lambda g: jnp.zeros_like(_accumulated(g)), gradients)
@@ -356,7 +395,7 @@ def _scaled(gradients: Any, factor: jax.Array | None) -> Any:
 
 
 def _of_weights(
-    plan: _Plan, losses: Any, of_loss: Any, of_z: Any, like: jax.Array
+    plan: _Plan, losses: PyTree, of_loss: PyTree, of_z: PyTree, like: jax.Array
 ) -> jax.Array | None:
     """Cotangent of the weights: each token's own loss, where a gradient of them is asked for."""
     if losses is None:

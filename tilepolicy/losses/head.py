@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +18,27 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from tilepolicy.losses.arithmetic import accumulation_dtype
+from tilepolicy.losses.pytrees import PyTree
 
 __all__ = ["FunctionHead", "HeadModel", "LinearHead", "Pullback"]
 
-type Pullback = Callable[[jax.Array], tuple[Any, jax.Array | None]]
+type Pullback = Callable[[jax.Array], tuple[PyTree, jax.Array | None]]
 
 
 class HeadModel(Protocol):
     """What a chunked loss needs of a head; static, hence hashable."""
 
-    def bind(self, constants: Any) -> HeadModel:
+    def bind(self, constants: PyTree) -> HeadModel:
         """The model with the constants of one call."""
 
-    def prepare(self, params: Any, hidden: jax.Array) -> Any:
+    def prepare(self, params: PyTree, hidden: jax.Array) -> PyTree:
         """Casts the parameters once, before the loop over chunks."""
 
-    def logits(self, params: Any, hidden: jax.Array) -> jax.Array:
+    def logits(self, params: PyTree, hidden: jax.Array) -> jax.Array:
         """Logits ``(..., V)`` of hidden states ``(..., D)``."""
 
     def vjp(
-        self, params: Any, hidden: jax.Array, *, of_params: bool, of_hidden: bool
+        self, params: PyTree, hidden: jax.Array, *, of_params: bool, of_hidden: bool
     ) -> tuple[jax.Array, Pullback]:
         """Logits and the function from their cotangent to those of parameters and hidden."""
 
@@ -80,7 +81,11 @@ class LinearHead:
             if not jnp.issubdtype(array.dtype, jnp.floating):
                 raise TypeError(f"{name} must be floating, got {array.dtype}")
         layout = "(V, D)" if self.tied else "(D, V)"
-        if head.ndim != 2 or hidden.ndim == 0 or head.shape[1 - self.vocab_axis] != hidden.shape[-1]:
+        if (
+            head.ndim != 2
+            or hidden.ndim == 0
+            or head.shape[1 - self.vocab_axis] != hidden.shape[-1]
+        ):
             raise ValueError(
                 f"a{' tied' if self.tied else 'n untied'} head has shape {layout} with D = "
                 f"{hidden.shape[-1:]} of hidden {hidden.shape}, got {head.shape}"
@@ -92,18 +97,18 @@ class LinearHead:
             raise ValueError(f"bias must have shape ({vocab},), got {bias.shape}")
         return vocab
 
-    def bind(self, constants: Any) -> LinearHead:  # noqa: ARG002  (a linear head has none)
+    def bind(self, constants: PyTree) -> LinearHead:  # noqa: ARG002  (a linear head has none)
         """Itself."""
         return self
 
-    def prepare(self, params: Any, hidden: jax.Array) -> Any:
+    def prepare(self, params: PyTree, hidden: jax.Array) -> PyTree:
         """Casts the head to the hidden states' dtype; the bias is added in float32."""
         head, bias = params
         if bias is not None:
             bias = bias.astype(accumulation_dtype(hidden.dtype))
         return head.astype(hidden.dtype), bias
 
-    def logits(self, params: Any, hidden: jax.Array) -> jax.Array:
+    def logits(self, params: PyTree, hidden: jax.Array) -> jax.Array:
         """Logits ``(..., V)``, rounded to ``logits_dtype``, in the accumulation dtype."""
         head, bias = params
         logits = _dot(hidden, head, hidden.ndim - 1, 1 - self.vocab_axis)
@@ -116,12 +121,12 @@ class LinearHead:
         return logits.astype(self.logits_dtype).astype(logits.dtype)
 
     def vjp(
-        self, params: Any, hidden: jax.Array, *, of_params: bool, of_hidden: bool
+        self, params: PyTree, hidden: jax.Array, *, of_params: bool, of_hidden: bool
     ) -> tuple[jax.Array, Pullback]:
         """See ``HeadModel``; cotangents of the parameters are in the accumulation dtype."""
         logits = self.logits(params, hidden)
 
-        def pullback(cotangent: jax.Array) -> tuple[Any, jax.Array | None]:
+        def pullback(cotangent: jax.Array) -> tuple[PyTree, jax.Array | None]:
             return self.pullback(
                 params, hidden, logits, cotangent, of_params=of_params, of_hidden=of_hidden
             )
@@ -130,14 +135,14 @@ class LinearHead:
 
     def pullback(
         self,
-        params: Any,
+        params: PyTree,
         hidden: jax.Array,
         logits: jax.Array,
         cotangent: jax.Array,
         *,
         of_params: bool,
         of_hidden: bool,
-    ) -> tuple[Any, jax.Array | None]:
+    ) -> tuple[PyTree, jax.Array | None]:
         """Cotangents of ``(head, bias)`` and of ``hidden`` from that of the logits.
 
         Both are in the accumulation dtype; what is not asked for is None.
@@ -159,26 +164,26 @@ class LinearHead:
 
 @dataclass(frozen=True)
 class FunctionHead:
-    """Any differentiable function ``(params, hidden chunk[, constants]) -> logits chunk``."""
+    """PyTree differentiable function ``(params, hidden chunk[, constants]) -> logits chunk``."""
 
     function: Callable[..., jax.Array]
 
-    def bind(self, constants: Any) -> FunctionHead:
+    def bind(self, constants: PyTree) -> FunctionHead:
         """The function of parameters and hidden states only."""
         if constants is None:
             return self
         return FunctionHead(lambda params, hidden: self.function(params, hidden, constants))
 
-    def prepare(self, params: Any, hidden: jax.Array) -> Any:  # noqa: ARG002  (protocol)
+    def prepare(self, params: PyTree, hidden: jax.Array) -> PyTree:  # noqa: ARG002  (protocol)
         """The function casts its own parameters."""
         return params
 
-    def logits(self, params: Any, hidden: jax.Array) -> jax.Array:
+    def logits(self, params: PyTree, hidden: jax.Array) -> jax.Array:
         """What the function returns."""
         return self.function(params, hidden)
 
     def vjp(
-        self, params: Any, hidden: jax.Array, *, of_params: bool, of_hidden: bool
+        self, params: PyTree, hidden: jax.Array, *, of_params: bool, of_hidden: bool
     ) -> tuple[jax.Array, Pullback]:
         """See ``HeadModel``; differentiates only with respect to what is asked for."""
         if of_params and of_hidden:
@@ -192,7 +197,10 @@ class FunctionHead:
 
 
 def _dot(
-    left: jax.Array, right: jax.Array, left_axes: int | tuple[int, ...], right_axes: int | tuple[int, ...]
+    left: jax.Array,
+    right: jax.Array,
+    left_axes: int | tuple[int, ...],
+    right_axes: int | tuple[int, ...],
 ) -> jax.Array:
     """Contracts the given axes, accumulating in float32 (float64 for float64)."""
 

@@ -10,14 +10,17 @@ there and back with an all-to-all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["LossSharding", "merge_tokens", "split_factors", "split_tokens"]
+from tilepolicy.losses.pytrees import PyTree
+
+__all__ = ["LossSharding", "merge_tokens", "split_factors", "split_tokens", "write_chunk"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class LossSharding:
 
     mesh: Mesh
     tokens: PartitionSpec
-    head: Any
+    head: PyTree
 
     def __hash__(self) -> int:
         specs = jax.tree.leaves(self.head, is_leaf=_is_spec)
@@ -47,57 +50,76 @@ class LossSharding:
         """Number of devices among which the tokens are divided."""
         return self._size(_axes(self.tokens))
 
+    @property
+    def head_shards(self) -> int:
+        """Number of devices from which a head (one array) is gathered."""
+        return self._size(_axes(self.head)) // self._size(
+            _axes(self._without_token_axes(self.head))
+        )
+
     def vocab_shards(self, vocab_axis: int) -> int:
         """Number of devices among which the gathered head's vocabulary is divided."""
         gathered = self._without_token_axes(self.head)
-        return self._size(_axes(PartitionSpec(*gathered[vocab_axis : vocab_axis + 1])))
+        names = _names(gathered[vocab_axis]) if vocab_axis < len(gathered) else ()
+        return self._size(names)
 
-    def vocab_axes(self, vocab_axis: int) -> tuple[str, ...]:
-        """Mesh axes over which the gathered head's vocabulary is divided."""
-        gathered = self._without_token_axes(self.head)
-        return tuple(_axes(PartitionSpec(*gathered[vocab_axis : vocab_axis + 1])))
+    def with_bias(self, vocab_axis: int) -> LossSharding:
+        """The same for parameters ``(head, bias)``: a bias lies as the vocabulary does."""
+        of_vocab = _names(self.head[vocab_axis]) if vocab_axis < len(self.head) else ()
+        return LossSharding(self.mesh, self.tokens, (self.head, _spec([of_vocab or None])))
 
-    def stored(self, params: Any) -> Any:
+    def stored(self, params: PyTree) -> PyTree:
         """Constrains a head, or gradients of one, to the sharding it is stored in."""
         return self._constrain(params, gathered=False)
 
-    def gathered(self, params: Any) -> Any:
+    def gathered(self, params: PyTree) -> PyTree:
         """Constrains a head to be whole on every device that holds different tokens."""
         return self._constrain(params, gathered=True)
 
-    def of_tokens(self, values: jax.Array, *rest: Any) -> jax.Array:
-        """Constrains an array whose first axes are the token axes; ``rest`` are those behind."""
-        axes = list(self.tokens) + [None] * (values.ndim - len(self.tokens) - len(rest))
-        return self._place(values, PartitionSpec(*axes, *rest))
+    def of_shares(self, shares: jax.Array, vocab_axis: int) -> jax.Array:
+        """Constrains a stored head whose vocabulary axis is split into ``(shards, entries)``."""
+        entries = [_names(entry) for entry in (*self.head, None, None)[:2]]
+        kept = self._without_token_axes(self.head)
+        entries[vocab_axis] = _names((*kept, None, None)[vocab_axis])
+        entries.insert(vocab_axis + 1, ())
+        return self._place(shares, _spec(names or None for names in entries))
 
-    def place(self, values: jax.Array, *axes: Any) -> jax.Array:
-        """Constrains an array to the mesh axes named for each of its axes."""
-        return self._place(values, PartitionSpec(*axes))
+    def of_tokens(self, values: jax.Array) -> jax.Array:
+        """Constrains an array whose first axes are the token axes."""
+        return self._place(values, self.tokens)
 
-    def _constrain(self, params: Any, *, gathered: bool) -> Any:
-        def one(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+    def _constrain(self, params: PyTree, *, gathered: bool) -> PyTree:
+        def one(spec: PartitionSpec, leaf: jax.Array | None) -> jax.Array | None:
+            if leaf is None:
+                return None
             return self._place(leaf, self._without_token_axes(spec) if gathered else spec)
 
         return jax.tree.map(one, self.head, params, is_leaf=_is_spec)
 
     def _place(self, values: jax.Array, spec: PartitionSpec) -> jax.Array:
-        return jax.lax.with_sharding_constraint(values, NamedSharding(self.mesh, spec))
+        place = NamedSharding(self.mesh, spec)
+        placed: jax.Array = lax.with_sharding_constraint(values, place)  # type: ignore[no-untyped-call]
+        return placed
 
     def _without_token_axes(self, spec: PartitionSpec) -> PartitionSpec:
         of_tokens = set(_axes(self.tokens))
         kept = [tuple(name for name in _names(entry) if name not in of_tokens) for entry in spec]
-        return PartitionSpec(*(names or None for names in kept))
+        return _spec(names or None for names in kept)
 
-    def _size(self, names: Iterator[str]) -> int:
+    def _size(self, names: Iterable[str]) -> int:
         sizes: Mapping[str, int] = self.mesh.shape
         return math.prod(sizes[name] for name in names)
+
+
+def _spec(entries: Iterable[tuple[str, ...] | None]) -> PartitionSpec:
+    return PartitionSpec(*entries)  # type: ignore[no-untyped-call]
 
 
 def _is_spec(node: object) -> bool:
     return isinstance(node, PartitionSpec)
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The mesh axes of one entry of a spec: None, a name, or a tuple of names."""
     if entry is None:
         return ()
@@ -133,21 +155,49 @@ def split_tokens(values: jax.Array, factors: tuple[int, ...]) -> jax.Array:
     lead = len(factors)
     if math.prod(factors) == 1:
         return values[None]
-    shape: list[int] = []
-    for size, factor in zip(values.shape[:lead], factors, strict=True):
-        shape += [size // factor, factor]
-    cut = values.reshape(*shape, *values.shape[lead:])
-    order = [
-        *range(1, 2 * lead, 2),
-        *range(0, 2 * lead, 2),
-        *range(2 * lead, cut.ndim),
-    ]
+    cut = _cut(values, factors)
+    order = [*range(1, 2 * lead, 2), *range(0, 2 * lead, 2), *range(2 * lead, cut.ndim)]
     chunks = cut.transpose(order)
     return chunks.reshape(math.prod(factors), *chunks.shape[lead:])
 
 
+def write_chunk(
+    values: jax.Array, chunk: jax.Array, index: jax.Array, factors: tuple[int, ...]
+) -> jax.Array:
+    """``values`` of shape ``(*tokens, …)`` with chunk number ``index`` overwritten, in place.
+
+    Stacking the chunks and merging them afterwards would hold all of them a second time.
+    """
+    lead = len(factors)
+    cut = _cut(values, factors)
+    shape, start = list(chunk.shape), [jnp.zeros((), jnp.int32)] * cut.ndim
+    numbers = _numbers(index, factors)
+    for axis in range(lead):
+        shape.insert(2 * axis + 1, 1)
+        start[2 * axis + 1] = numbers[axis]
+    return lax.dynamic_update_slice(cut, chunk.reshape(shape), start).reshape(values.shape)
+
+
+def _numbers(index: jax.Array, factors: tuple[int, ...]) -> list[jax.Array]:
+    """The number of a chunk along each token axis."""
+    numbers: list[jax.Array] = []
+    for factor in reversed(factors):
+        numbers.insert(0, jnp.zeros_like(index) if factor == 1 else index % factor)
+        index = index // factor if factor > 1 else index
+    return numbers
+
+
+def _cut(values: jax.Array, factors: tuple[int, ...]) -> jax.Array:
+    """``(n₀, n₁, …)`` as ``(n₀ / f₀, f₀, n₁ / f₁, f₁, …)``."""
+    lead = len(factors)
+    shape: list[int] = []
+    for size, factor in zip(values.shape[:lead], factors, strict=True):
+        shape += [size // factor, factor]
+    return values.reshape(*shape, *values.shape[lead:])
+
+
 def merge_tokens(chunks: jax.Array, factors: tuple[int, ...]) -> jax.Array:
-    """The inverse of ``split_tokens``: ``(num_tiles, *tokens of a chunk, …)`` to ``(*tokens, …)``."""
+    """The inverse of ``split_tokens``."""
     lead = len(factors)
     if math.prod(factors) == 1:
         return chunks[0]

@@ -14,7 +14,7 @@ once, at the end.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from tilepolicy.losses.arithmetic import (
 )
 from tilepolicy.losses.head import LinearHead
 from tilepolicy.losses.layout import LossSharding, split_factors
+from tilepolicy.losses.pytrees import Index, PyTree
 from tilepolicy.losses.tiles import HeadTiles, Running, TilePlan, map_tokens
 
 __all__ = ["online_sparse_cross_entropy"]
@@ -58,7 +59,7 @@ def online_sparse_cross_entropy(
     Args:
         hidden: ``(*tokens, D)``; one or more token axes. Matmuls run in its dtype.
         head: ``(D, V)``, or ``(V, D)`` if ``tied``; cast to the dtype of ``hidden``.
-        labels: ``tokens``, integers; one outside ``0 … V − 1`` has no target.
+        labels: ``tokens``, integers; one outside ``0 … V - 1`` has no target.
         vocab_tile: vocabulary entries of one tile, of each device's share where the vocabulary
             is divided; the last tile may be smaller.
         token_tile: tokens of one tile; divides the number of tokens; None for all of them.
@@ -123,8 +124,8 @@ def _online(
 
 
 def _online_fwd(
-    plan: TilePlan, *inputs: Any
-) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
+    plan: TilePlan, *inputs: PyTree
+) -> tuple[tuple[jax.Array, jax.Array], tuple[PyTree, ...]]:
     hidden, head, bias, labels = jax.tree.map(lambda leaf: leaf.value, inputs)
     tiles = HeadTiles.of(plan, plan.gathered(head, hidden), bias)
     losses, lse = _forward(plan, hidden, tiles, labels)
@@ -140,7 +141,7 @@ def _forward(
     cut_hidden, cut_labels = plan.cut(hidden), plan.cut(labels)
     relative = plan.relative_labels(cut_labels)
 
-    def step(running: Running, start: Any, size: int) -> Running:
+    def step(running: Running, start: Index, size: int) -> Running:
         tile = params.tile(start, size, hidden)
 
         def tokens(part: tuple[Running, jax.Array, jax.Array]) -> Running:
@@ -148,7 +149,8 @@ def _forward(
             logits = plan.shares(plan.linear.logits(tile, hidden), hidden.ndim - 1)
             return running.with_tile(logits, labels - start)
 
-        return map_tokens(tokens, (running, cut_hidden, relative))
+        updated: Running = map_tokens(tokens, (running, cut_hidden, relative))
+        return updated
 
     empty = Running.empty(relative.shape, accumulation_dtype(hidden.dtype))
     lse, target = plan.over_tiles(step, empty).joined()
@@ -175,7 +177,7 @@ class _Token(NamedTuple):
     of_loss: jax.Array
     of_z: jax.Array | None
 
-    def cotangent(self, plan: TilePlan, logits: jax.Array, start: Any) -> jax.Array:
+    def cotangent(self, plan: TilePlan, logits: jax.Array, start: Index) -> jax.Array:
         """Cotangent of a tile of logits ``(…, shards · columns)``."""
         axis = logits.ndim - 1
         cotangent = logit_cotangent(
@@ -190,7 +192,9 @@ class _Token(NamedTuple):
         return cotangent.reshape(logits.shape)
 
 
-def _online_bwd(plan: TilePlan, residuals: Any, cotangents: tuple[Any, Any]) -> tuple[Any, ...]:
+def _online_bwd(
+    plan: TilePlan, residuals: PyTree, cotangents: tuple[PyTree, PyTree]
+) -> tuple[PyTree, ...]:
     (like_hidden, like_head), hidden, params, labels, lse = residuals
     tokens = _tokens(plan, hidden, labels, lse, cotangents)
     of_hidden = None
@@ -201,7 +205,7 @@ def _online_bwd(plan: TilePlan, residuals: Any, cotangents: tuple[Any, Any]) -> 
         zeros = jax.tree.map(jnp.zeros_like, params)
         of_params = HeadTiles(plan, zeros.head.astype(like_head.dtype), zeros.bias)
 
-    def step(gradients: tuple[Any, Any], start: Any, size: int) -> tuple[Any, Any]:
+    def step(gradients: tuple[PyTree, PyTree], start: Index, size: int) -> tuple[PyTree, PyTree]:
         tile = params.tile(start, size, hidden)
         of_hidden, of_params = gradients
         of_tile, of_hidden = _tile_gradients(
@@ -226,7 +230,7 @@ def _tokens(
     hidden: jax.Array,
     labels: jax.Array,
     lse: LogSumExp,
-    cotangents: tuple[Any, Any],
+    cotangents: tuple[PyTree, PyTree],
 ) -> _Token:
     cut_labels = plan.cut(labels)
     of_loss, of_z = cotangents
@@ -247,17 +251,19 @@ def _tile_gradients(
     tile: tuple[jax.Array, jax.Array | None],
     tokens: _Token,
     of_hidden: jax.Array | None,
-    start: Any,
+    start: Index,
     of_params: bool,
-) -> tuple[Any, jax.Array | None]:
+) -> tuple[PyTree, jax.Array | None]:
     """Gradients of one tile's parameters, and those of hidden with the tile's share added."""
 
-    def one(token: _Token, sum_of_hidden: jax.Array | None) -> tuple[Any, jax.Array | None]:
+    def one(token: _Token, sum_of_hidden: jax.Array | None) -> tuple[PyTree, jax.Array | None]:
         logits, pullback = plan.linear.vjp(
             tile, token.hidden, of_params=of_params, of_hidden=of_hidden is not None
         )
         of_tile, share = pullback(token.cotangent(plan, logits, start))
-        return of_tile, None if sum_of_hidden is None else sum_of_hidden + share
+        if sum_of_hidden is not None and share is not None:
+            sum_of_hidden = sum_of_hidden + share
+        return of_tile, sum_of_hidden
 
     first = jax.tree.map(lambda leaf: leaf[0], (tokens, of_hidden))
     if len(tokens.hidden) == 1:
@@ -266,9 +272,9 @@ def _tile_gradients(
     shapes = jax.eval_shape(one, *first)[0]
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    def body(sums: Any, part: tuple[_Token, Any]) -> tuple[Any, Any]:
+    def body(sums: PyTree, part: tuple[_Token, PyTree]) -> tuple[PyTree, PyTree]:
         of_tile, updated = one(*part)
         return jax.tree.map(jnp.add, sums, of_tile), updated
 
-    gradients: tuple[Any, jax.Array | None] = lax.scan(body, zeros, (tokens, of_hidden))
+    gradients: tuple[PyTree, jax.Array | None] = lax.scan(body, zeros, (tokens, of_hidden))
     return gradients

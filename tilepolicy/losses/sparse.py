@@ -30,7 +30,7 @@ def sparse_cross_entropy_with_logits(
 
     Args:
         logits: ``(..., V)``, any floating dtype.
-        labels: ``(...,)``, integers. One outside ``0 … V − 1`` (padding, −100) has no target: its
+        labels: ``(...,)``, integers. One outside ``0 … V - 1`` (padding, -100) has no target: its
             loss is the z-loss term alone. Multiply by your weights to leave a token out.
         z_loss: coefficient of the squared log-sum-exp, known at trace time.
 

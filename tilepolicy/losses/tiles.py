@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from tilepolicy.losses.arithmetic import LogSumExp, finite_or_zero
 from tilepolicy.losses.head import LinearHead
 from tilepolicy.losses.layout import LossSharding, merge_tokens, split_tokens
+from tilepolicy.losses.pytrees import Index, PyTree
 
 __all__ = ["HeadTiles", "Running", "TilePlan", "map_tokens"]
 
@@ -56,7 +57,15 @@ class TilePlan:
         """The head as the loops read it: gathered in the matmul's dtype if ``ag_once``."""
         if self.sharding is None or not self.ag_once:
             return head
-        return self.sharding.gathered(self.sharding.stored(head.astype(hidden.dtype)))
+        stored = self.sharding.stored(head.astype(hidden.dtype))
+        gathered: jax.Array = self.sharding.gathered(stored)
+        return gathered
+
+    def stored(self, shares: jax.Array) -> jax.Array:
+        """A head or its gradient, split into shares, laid out as the head is stored."""
+        if self.sharding is None:
+            return shares
+        return self.sharding.of_shares(shares, self.linear.vocab_axis)
 
     def shares(self, array: jax.Array, axis: int) -> jax.Array:
         """``array`` with its vocabulary axis split into ``(shards, entries of a share)``."""
@@ -73,7 +82,7 @@ class TilePlan:
         first = jnp.arange(self.shards, dtype=labels.dtype) * self.share
         return labels[..., None] - first
 
-    def over_tiles[T](self, step: Callable[[T, Any, int], T], carry: T) -> T:
+    def over_tiles[T](self, step: Callable[[T, PyTree, int], T], carry: T) -> T:
         """Runs ``step(carry, start, size)`` over the tiles of a share, a smaller last one too."""
         full, rest = divmod(self.share, self.tile)
         if full:
@@ -87,8 +96,8 @@ class Running(NamedTuple):
     """Running sums of each token over the tiles of each share, all ``(…, shards, 1)``.
 
     Attributes:
-        largest: largest logit so far; −inf before the first.
-        total: ``Σ exp(logit − largest)`` so far.
+        largest: largest logit so far; -inf before the first.
+        total: ``Σ exp(logit - largest)`` so far.
         target: logit of the label, once its tile has been seen; else 0.
     """
 
@@ -139,10 +148,14 @@ class HeadTiles:
         split = None if bias is None else plan.shares(bias, 0)
         return cls(plan, plan.shares(head, plan.linear.vocab_axis), split)
 
-    def tile(self, start: Any, size: int, hidden: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def tile(
+        self, start: Index, size: int, hidden: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
         """Parameters of ``LinearHead`` for one tile: ``shards · size`` entries, cast."""
         axis = self._axis
         head = lax.dynamic_slice_in_dim(self.head, start, size, axis)
+        if not self.plan.ag_once:
+            head = self.plan.stored(head)
         shape = head.shape
         head = head.reshape(*shape[: axis - 1], -1, *shape[axis + 1 :])
         bias = self.bias
@@ -153,9 +166,10 @@ class HeadTiles:
         )
         return prepared
 
-    def with_tile(self, tile: tuple[jax.Array, jax.Array | None], start: Any) -> HeadTiles:
+    def with_tile(self, tile: tuple[jax.Array, jax.Array | None], start: Index) -> HeadTiles:
         """These tiles with one of them overwritten, rounded to the dtype held here."""
-        head = self.plan.shares(tile[0], self.plan.linear.vocab_axis).astype(self.head.dtype)
+        head = self.plan.stored(self.plan.shares(tile[0], self.plan.linear.vocab_axis))
+        head = head.astype(self.head.dtype)
         head = lax.dynamic_update_slice_in_dim(self.head, head, start, self._axis)
         bias = self.bias
         if bias is not None and tile[1] is not None:
@@ -178,7 +192,7 @@ class HeadTiles:
 jax.tree_util.register_dataclass(HeadTiles, data_fields=["head", "bias"], meta_fields=["plan"])
 
 
-def map_tokens[T](function: Callable[[T], Any], tiles: T) -> Any:
+def map_tokens[T](function: Callable[[T], PyTree], tiles: T) -> PyTree:
     """``function`` of every token tile along the first axis, one after the other."""
     if jax.tree.leaves(tiles)[0].shape[0] == 1:
         only = function(jax.tree.map(lambda leaf: leaf[0], tiles))

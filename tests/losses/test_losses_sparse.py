@@ -1,0 +1,155 @@
+"""The loss of given logits."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from losses_cases import close, examples
+from losses_reference import solve_logits
+
+from tilepolicy.losses import sparse_cross_entropy_with_logits
+
+LOGITS = ["normal", "huge", "masked columns", "constant"]
+
+
+def make_logits(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Logits of one kind; masked columns are -inf, never all of a row."""
+    logits = rng.normal(size=shape)
+    if kind == "huge":
+        logits = rng.choice([-1e4, 1e4], shape) + logits
+    if kind == "constant":
+        logits = np.full(shape, 3.0)
+    if kind == "masked columns":
+        logits = np.where(rng.random(shape) < 0.4, -np.inf, logits)
+        logits[..., 0] = 1.0
+    return logits.astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def losses_and_gradient(
+    logits: jax.Array, labels: jax.Array, of_loss: jax.Array, of_z: jax.Array, z_loss: float
+) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    """Both outputs, and the cotangent of the logits for cotangents of each token."""
+    outputs, transpose = jax.vjp(
+        lambda x: sparse_cross_entropy_with_logits(x, labels, z_loss=z_loss), logits
+    )
+    return outputs, transpose((of_loss, of_z))[0]
+
+
+@examples(max_examples=30)
+@given(
+    seed=st.integers(0, 2**16),
+    tokens=st.sampled_from([(1,), (2, 3)]),
+    vocab=st.sampled_from([1, 2, 31]),
+    kind=st.sampled_from(LOGITS),
+    z_loss=st.sampled_from([0.0, 1e-4]),
+    of_z=st.sampled_from([0.0, -2.0]),
+)
+def test_losses_and_gradients_are_those_of_the_definition(
+    seed: int, tokens: tuple[int, ...], vocab: int, kind: str, z_loss: float, of_z: float
+) -> None:
+    """Both outputs and the gradient through both match float64, for any logits and labels."""
+    rng = np.random.default_rng(seed)
+    logits = make_logits(kind, rng, (*tokens, vocab))
+    labels = rng.integers(-2, vocab + 2, tokens).astype(np.int32)
+    of_loss = rng.normal(size=tokens).astype(np.float32)
+    expected = solve_logits(logits, labels, z_loss, of_loss, of_z * of_loss)
+
+    outputs, gradient = losses_and_gradient(logits, labels, of_loss, of_z * of_loss, z_loss)
+    finite = np.isfinite(expected[0])
+    assert (np.isposinf(outputs[0]) == ~finite).all()
+    close(np.where(finite, outputs[0], 0), np.where(finite, expected[0], 0))
+    close(outputs[1], expected[1])
+    close(gradient, expected[2])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_arithmetic_is_in_float32_whatever_the_logits(dtype: jnp.dtype) -> None:
+    """Losses are float32 and as exact as the rounded logits allow; gradients have their dtype."""
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(size=(64, 300)), dtype)
+    labels = rng.integers(0, 300, 64).astype(np.int32)
+    exact = solve_logits(np.asarray(logits, np.float64), labels, 0.0, np.ones(64), np.zeros(64))
+    loss, _ = sparse_cross_entropy_with_logits(logits, labels)
+    assert loss.dtype == jnp.float32
+    close(loss, exact[0], 1e-6)
+    gradient = jax.grad(lambda x: sparse_cross_entropy_with_logits(x, labels)[0].sum())(logits)
+    assert gradient.dtype == dtype
+    close(gradient, exact[2], float(jnp.finfo(dtype).eps))
+
+
+def test_a_row_without_any_finite_logit_has_no_nan_gradient() -> None:
+    """A row of -inf gives an infinite loss and a gradient of finite numbers."""
+    logits = jnp.full((1, 4), -jnp.inf)
+    labels = jnp.array([-100])
+    loss, gradient = jax.value_and_grad(
+        lambda x: sparse_cross_entropy_with_logits(x, labels)[0].sum()
+    )(logits)
+    assert float(loss) == 0.0
+    assert np.isfinite(gradient).all()
+
+
+def test_a_label_out_of_range_leaves_the_z_loss_only() -> None:
+    """Padding labels have no target; the loss is its z-loss term, and so is the gradient."""
+    logits = jnp.array([[1.0, 2.0, 3.0]] * 3)
+    labels = jnp.array([-100, 3, 2])
+    loss, z_term = sparse_cross_entropy_with_logits(logits, labels, z_loss=0.1)
+    np.testing.assert_array_equal(loss[:2], z_term[:2])
+    assert float(loss[2]) > float(z_term[2])
+    without = jax.grad(lambda x: sparse_cross_entropy_with_logits(x, labels)[0].sum())(logits)
+    np.testing.assert_array_equal(without[:2], np.zeros((2, 3)))
+
+
+def test_the_backward_pass_keeps_neither_one_hot_nor_exponentials() -> None:
+    """The only residual of the logits' size is the logits themselves."""
+    logits, labels = jnp.zeros((8, 128)), jnp.zeros(8, jnp.int32)
+    _, transpose = jax.vjp(lambda x: sparse_cross_entropy_with_logits(x, labels), logits)
+    large = [leaf for leaf in jax.tree.leaves(transpose) if leaf.size >= logits.size]
+    assert len(large) == 1
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "z_loss", "error", "text"),
+    [
+        ((2, 3), (3,), 0.0, ValueError, r"shape of the tokens \(2,\), got \(3,\)"),
+        ((2, 3), (2,), -1.0, ValueError, r"z_loss must be a finite number >= 0, got -1.0"),
+        ((2, 3), (2,), float("nan"), ValueError, "z_loss must be a finite number >= 0, got nan"),
+        (
+            (),
+            (),
+            0.0,
+            TypeError,
+            r"logits must be floating with a vocabulary axis, got float32\[\]",
+        ),
+    ],
+)
+def test_wrong_arguments_are_explained(
+    logits: tuple[int, ...], labels: tuple[int, ...], z_loss: float, error: type, text: str
+) -> None:
+    """Shapes and the coefficient are checked before anything is computed."""
+    with pytest.raises(error, match=text):
+        sparse_cross_entropy_with_logits(
+            jnp.zeros(logits), jnp.zeros(labels, jnp.int32), z_loss=z_loss
+        )
+
+
+def test_labels_have_to_be_integers() -> None:
+    """A one-hot or soft target is refused, not rounded."""
+    with pytest.raises(TypeError, match="labels must be integers, got float32"):
+        sparse_cross_entropy_with_logits(jnp.zeros((2, 3)), jnp.zeros(2))
+
+
+def test_the_coefficient_has_to_be_known_at_trace_time() -> None:
+    """A traced z_loss is refused by jax, with its own explanation."""
+    with pytest.raises(jax.errors.ConcretizationTypeError):
+        jax.jit(
+            lambda z: sparse_cross_entropy_with_logits(
+                jnp.zeros((2, 3)), jnp.zeros(2, int), z_loss=z
+            )
+        )(0.1)
