@@ -18,7 +18,7 @@ from tilepolicy.factnames import Fact
 
 __all__ = ["FactIndex", "bits_of", "mask_of"]
 
-_STRIDE: Final = 8
+_STRIDE: Final = 4
 _MAX_REMEMBERED: Final = 1024
 
 
@@ -44,7 +44,7 @@ def bits_of(mask: int) -> Iterator[int]:
 class _Bounds:
     """Bounds in ascending order, each with its rule's bit; answers with cumulative masks.
 
-    A mask is kept for every eighth bound only: one for each would take 12 MB for 10,000 rules.
+    A mask is kept for every fourth bound only: one for each would take 12 MB for 10,000 rules.
     """
 
     def __init__(self, bounds: list[tuple[Any, int]]) -> None:
@@ -153,12 +153,15 @@ class FactIndex:
         self._intervals = {kind: _Intervals(items) for kind, items in intervals.items()}
         self._others = {condition: mask_of(bits) for condition, bits in others.items()}
 
-    def holding(self, raw: bool | int | float | str) -> int:
-        """The rules whose condition holds for a value of the fact."""
+    def allowing(self, raw: bool | int | float | str) -> int:
+        """The rules that a value of the fact does not rule out, those without a condition too.
+
+        A negative number: its infinitely many leading ones stand for the rules that say nothing.
+        """
         key = (type(raw), raw)
         mask = self._seen.get(key)
         if mask is None:
-            mask = self._holding(normalize_value(self._fact, raw))
+            mask = self._holding(normalize_value(self._fact, raw)) | ~self.mentions
             if len(self._seen) >= _MAX_REMEMBERED:
                 self._seen.clear()
             self._seen[key] = mask

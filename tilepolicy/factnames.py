@@ -13,25 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
+from tilepolicy.backends import BACKENDS
 from tilepolicy.devices import DEVICES
 from tilepolicy.maxtext_keys import release_keys
+from tilepolicy.objectives import TRAINERS
 from tilepolicy.settings import LAYERS, MAXTEXT_RELEASES, PASSES
 
 __all__ = ["BACKENDS", "DTYPES", "FACTS", "Fact", "Kind", "closest", "find_fact", "suggest_fact"]
 
 Kind = Literal["count", "number", "name", "flag", "version", "any"]
-
-BACKENDS: Final = (
-    "tokamax_v1",
-    "tokamax_v2",
-    "tokamax_v2_heuristic",
-    "megablox",
-    "ragged_dot",
-    "dense_moe",
-    "batch_split",
-    "vllm",
-    "none",
-)
 
 DTYPES: Final = (
     "bfloat16",
@@ -88,6 +78,7 @@ def _facts() -> dict[str, Fact]:
         Fact("phase", "name", "Training or evaluation.", ("train", "eval")),
         Fact("device", "name", "Accelerator, in any common spelling.", DEVICES),
         Fact("backend", "name", "Path that MaxText takes for the grouped matmuls.", BACKENDS),
+        Fact("trainer", "name", "MaxText trainer that the config is for.", TRAINERS),
         Fact("dtype", "name", "Type of the activations (lhs).", DTYPES),
         Fact("weight_dtype", "name", "Type of the weights (rhs).", DTYPES),
         Fact("batch_seq", "count", "Rows of the call, padding counted."),
@@ -95,9 +86,20 @@ def _facts() -> dict[str, Fact]:
         Fact("mlp_dim", "count", "Width of the expert's MLP, per shard, fused weights counted."),
         Fact("num_groups", "count", "Experts, per shard."),
         Fact("rows_per_group", "count", "batch_seq // num_groups."),
+        Fact("rows", "count", "Rows of the call before padding."),
         Fact("tokens_per_device", "count", "Tokens of one microbatch, per device."),
+        Fact("logit_rows_per_device", "count", "Rows of the logits that a device holds."),
         Fact("vocab_per_device", "count", "Vocabulary, per shard."),
         Fact("logits_itemsize", "count", "Bytes of one logit: 4 if cast to float32, else 2."),
+        Fact("num_devices", "count", "Devices of the whole job."),
+        Fact("num_slices", "count", "Slices of the job."),
+        Fact("data_shards", "count", "Size of the data axis of the mesh."),
+        Fact("fsdp_shards", "count", "Size of the fsdp axis of the mesh."),
+        Fact("fsdp_transpose_shards", "count", "Size of the fsdp_transpose axis of the mesh."),
+        Fact("tensor_shards", "count", "Size of the tensor axis of the mesh."),
+        Fact("expert_shards", "count", "Size of the expert axis of the mesh."),
+        Fact("expert_parallelism", "count", "Devices over which experts are spread."),
+        Fact("eval_tiles_read", "flag", "Whether MaxText reads the eval_* tiles."),
         Fact("scoped_vmem_limit_kib", "count", "Limit of one kernel's VMEM, in KiB."),
         Fact("maxtext", "version", "Installed MaxText release."),
         Fact("tokamax", "version", "Installed Tokamax release."),

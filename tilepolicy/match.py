@@ -168,8 +168,9 @@ class RuleIndex:
             winner, choice = self._first(name, matching & deciders, facts, found)
             if choice is not None:
                 choices[name] = choice
-            earlier = (1 << winner) - 1 if choice is not None else self._all
-            undecided |= waiting & deciders & earlier
+            if waiting:
+                earlier = (1 << winner) - 1 if choice is not None else self._all
+                undecided |= waiting & deciders & earlier
         return Verdict(choices, self, undecided, facts)
 
     def _split(self, facts: Facts) -> tuple[int, int]:
@@ -180,7 +181,7 @@ class RuleIndex:
             if value is None:
                 unknown |= index.mentions
             else:
-                possible &= index.holding(value) | ~index.mentions
+                possible &= index.allowing(value)
         for fact, measured in self._measured.items():
             if fact not in facts:
                 unknown |= measured
@@ -273,7 +274,7 @@ class RuleIndex:
         for fact, index in self.by_fact.items():
             if fact not in facts:
                 continue
-            carry = index.mentions & ~index.holding(facts[fact])
+            carry = ~index.allowing(facts[fact])
             for k, plane in enumerate(planes):
                 planes[k], carry = plane ^ carry, plane & carry
             if carry:

@@ -18,7 +18,7 @@ from tilepolicy.model_problems import problems_of
 from tilepolicy.references import Reference, follow
 from tilepolicy.source import Document, parse
 
-__all__ = ["Layer", "in_order", "read_layers"]
+__all__ = ["Layer", "check_text", "in_order", "read_layers"]
 
 _MAX_DEPTH = 16
 
@@ -63,6 +63,18 @@ def read_layers(reference: Reference, *, allow_outside: bool) -> tuple[Layer, ..
     if reader.problems:
         raise PolicyError(sorted(reader.problems, key=reader.position))
     return layers
+
+
+def check_text(text: str | bytes, file: str) -> tuple[Problem, ...]:
+    """Every problem of a policy's own text; what it extends is not followed.
+
+    Args:
+        text: the text of the policy, for example of an editor's buffer.
+        file: name for places.
+    """
+    reader = _Reader(allow_outside=False, files=[file])
+    reader.layer(Reference(file, file), parse(text, file))
+    return tuple(sorted(reader.problems, key=reader.position))
 
 
 @contextmanager
@@ -131,7 +143,7 @@ class _Reader:
             message = f"{reference.shown} cannot be read: {error.strerror or error}"
             self.problems.append(Problem("unreadable", message, place, "check the file"))
             return ()
-        layer = self._layer(reference, source)
+        layer = self.layer(reference, source)
         below: list[Layer] = []
         for at, name in _extended(source):
             where = source.place(at)
@@ -143,7 +155,7 @@ class _Reader:
                 below += self.read(target, where, (*path, reference))
         return in_order([*([layer] if layer is not None else []), *below])
 
-    def _layer(self, reference: Reference, source: Document) -> Layer | None:
+    def layer(self, reference: Reference, source: Document) -> Layer | None:
         """The content of one file; None after recording why it has none."""
         found = list(source.problems)
         if not source.readable:

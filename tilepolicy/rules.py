@@ -126,7 +126,7 @@ class Table:
         allowed = "it must be equal" if limit == 1.0 else f"{limit:g}x is allowed"
         return (
             f"no point is near enough: from the nearest, {point}, {worst} {sizes[worst]} is "
-            f"{ratio:.3g}x away, {allowed}"
+            f"{ratio:.5g}x away, {allowed}"
         )
 
 
@@ -187,10 +187,14 @@ class Rule:
         """The author's reason, else the conditions."""
         return self.note or (f"when {self.when}" if self.when.items else "applies always")
 
+    @cached_property
+    def _always(self) -> Found:
+        return Found(self.values, self.reason)
+
     def decide(self, facts: Facts) -> Found | str:
         """What the rule says of a call whose facts meet its conditions, or why it says nothing."""
         if self.table is None:
-            return Found(self.values, self.reason)
+            return self._always
         found = self.table.find(facts)
         if isinstance(found, Found) and self.note:
             return Found(found.values, f"{self.note}; {found.reason}")
