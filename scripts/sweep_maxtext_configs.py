@@ -1,6 +1,6 @@
 """Resolve every YAML file under MaxText's ``configs`` folder and count how they end.
 
-    python scripts/sweep_maxtext_configs.py [--device v6e] [--devices 8] [CONFIGS_FOLDER]
+    python scripts/sweep_maxtext_configs.py [--device v6e] [--policy P] [CONFIGS_FOLDER]
 
 Each file must either resolve, name exactly the facts that are missing, or be refused with a
 problem that has a place. A traceback ends the sweep's success: exit 1.
@@ -18,7 +18,7 @@ from tilepolicy.config_files import find_maxtext_configs
 from tilepolicy.configs import read
 from tilepolicy.errors import TilepolicyError
 from tilepolicy.facts import derive
-from tilepolicy.guards import check
+from tilepolicy.policy import Policy, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Outcome:
     detail: str = ""
 
 
-def outcome(path: Path, device: str, devices: int | None) -> Outcome:
-    """Read one config, derive its facts and check the guards."""
+def outcome(policy: Policy, path: Path, device: str) -> Outcome:
+    """Read one config and resolve it under a policy."""
     try:
         values = read(path, env={})
-        facts = derive(values, device, devices=devices)
-        problems = check(values, facts)
+        missing = derive(values, device).undecided
+        policy.resolve(values, device=device)
     except TilepolicyError as error:
         codes = sorted({problem.code for problem in error.problems})
         placeless = [problem for problem in error.problems if problem.place is None]
@@ -42,10 +42,7 @@ def outcome(path: Path, device: str, devices: int | None) -> Outcome:
         return Outcome(kind, f"{', '.join(codes)}: {error.problems[0].message}")
     except Exception as error:  # noqa: BLE001 - a traceback is what the sweep looks for
         return Outcome("traceback", f"{type(error).__name__}: {error}")
-    errors = [problem for problem in problems if problem.severity == "error"]
-    if errors:
-        return Outcome("refused", f"{errors[0].code}: {errors[0].message}")
-    if missing := facts.undecided:
+    if missing:
         return Outcome(
             "missing facts", "; ".join(f"{name}: {keys}" for name, keys in missing.items())
         )
@@ -57,15 +54,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--device", default="v6e")
-    parser.add_argument("--devices", type=int)
+    parser.add_argument("--policy", default="maxtext-default")
     parser.add_argument("--quiet", action="store_true", help="print the counts only")
     arguments = parser.parse_args()
     folder = arguments.folder or find_maxtext_configs()
     if folder is None:
         sys.exit("MaxText is not installed: name its configs folder")
+    policy = load(arguments.policy)
     counts: Counter[str] = Counter()
     for path in sorted(folder.rglob("*.y*ml")):
-        result = outcome(path, arguments.device, arguments.devices)
+        result = outcome(policy, path, arguments.device)
         counts[result.kind] += 1
         if not arguments.quiet:
             print(f"{result.kind:14} {path.relative_to(folder)}  {result.detail}")

@@ -129,7 +129,7 @@ class Draft:
             if given.source != "default" and not self.keys.knows(key):
                 self.problems.append(self._unknown(key, given))
                 continue
-            new = given if given.source == "default" else self._checked(key, given)
+            new = _null(given) if given.source == "default" else self._checked(key, given)
             below = self.entries.get(key)
             if below is None:
                 self.entries[key] = new
@@ -171,9 +171,8 @@ class Draft:
 
     def _checked(self, key: str, new: ConfigValue) -> ConfigValue:
         """The value as MaxText's model would take it; a value that it cannot take is a problem."""
+        new = _null(new)
         value = new.value
-        if isinstance(value, str) and value.lower() == "none":
-            return replace(new, value=None)
         default = self.keys.base.get(key)
         if not isinstance(default, bool | int | float) or value is None:
             return new
@@ -185,6 +184,12 @@ class Draft:
                 self.problems.append(_wrong_type(key, new, type(default)))
             return new
         return replace(new, value=number)
+
+
+def _null(new: ConfigValue) -> ConfigValue:
+    """The word ``none`` as null, which MaxText makes of it wherever it stands."""
+    is_none = isinstance(new.value, str) and new.value.lower() == "none"
+    return replace(new, value=None) if is_none else new
 
 
 def _is_checked(key: str) -> bool:

@@ -37,6 +37,7 @@ from tilepolicy.devices import (
 )
 from tilepolicy.errors import ConfigError, Problem
 from tilepolicy.layout import Layout, Unknown, layout_of
+from tilepolicy.objectives import trainer_of
 from tilepolicy.resolution import FactValue
 from tilepolicy.settings import Layer, Pass, Phase
 from tilepolicy.sites import (
@@ -112,6 +113,7 @@ def derive(
     missing: dict[str, tuple[str, ...]] = {}
     known |= _versions(values, versions)
     known["backend"] = backend_of(values)
+    known["trainer"] = trainer_of(values)
     device_name, count, whole = _device(values, device)
     known |= _device_facts(device_name, known, env or {})
     if device_name is None:

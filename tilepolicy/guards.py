@@ -16,7 +16,6 @@ from typing import Final
 from tilepolicy.config_values import ConfigValues, is_automatic
 from tilepolicy.errors import Place, Problem, Severity
 from tilepolicy.facts import Facts
-from tilepolicy.maxtext_keys import release_keys
 from tilepolicy.resolution import SettingValue
 from tilepolicy.settings import SETTINGS
 
@@ -88,15 +87,6 @@ def _tokens_do_not_divide(view: View) -> bool:
     return tokens % Fraction(tiles) != 0
 
 
-def _is_rl(view: View) -> bool:
-    rl = release_keys(view.config.release).rl
-    return any(key in rl for key in view.config.explicit())
-
-
-def _distills(view: View) -> bool:
-    return bool(view.config.get("student_overrides") or view.config.get("teacher_overrides"))
-
-
 def _fsdp_shards(view: View) -> float:
     axes = ("fsdp_shards", "fsdp_transpose_shards")
     return max(view.number(axes[0]), 1) * max(view.number(axes[1]), 1)
@@ -133,7 +123,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
     Guard(
         "rl-tiling",
         ("num_vocab_tiling",),
-        lambda view: view.tiled and _is_rl(view),
+        lambda view: view.tiled and view["trainer"] == "rl",
         "train_rl needs num_vocab_tiling 1, not {num_vocab_tiling}",
         "set num_vocab_tiling to 1",
         "MaxText rejects it (RLConfig)",
@@ -141,7 +131,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
     Guard(
         "dpo-tiling",
         ("num_vocab_tiling", "use_dpo"),
-        lambda view: view.tiled and view["use_dpo"] is True,
+        lambda view: view.tiled and view["trainer"] == "dpo",
         "DPO needs the whole logits: num_vocab_tiling must be 1, not {num_vocab_tiling}",
         "set num_vocab_tiling to 1",
         "train_dpo rejects it, the config does not",
@@ -149,7 +139,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
     Guard(
         "distillation-tiling",
         ("num_vocab_tiling", "student_overrides", "teacher_overrides"),
-        lambda view: view.tiled and _distills(view),
+        lambda view: view.tiled and view["trainer"] == "distillation",
         "with num_vocab_tiling {num_vocab_tiling} the model returns no logits to distill from",
         "set num_vocab_tiling to 1",
         _SILENT,

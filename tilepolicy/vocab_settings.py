@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tilepolicy.errors import Place, Problem
+from tilepolicy.objectives import needs_whole_logits
 from tilepolicy.precedence import Proposal
 from tilepolicy.resolution import Origin
 from tilepolicy.vocab import (
@@ -113,6 +114,10 @@ class VocabProposals:
         if self.vocab.num_vocab_tiling != "auto":
             return Proposal(self.vocab.num_vocab_tiling, self._from_policy("num_vocab_tiling"))
         tiling = self.tiling()
+        whole = needs_whole_logits(self.facts.values)
+        if whole is not None:
+            by_size = f" (by size: {tiling.reason})" if tiling is not None else ""
+            return self._auto(1, whole + by_size)
         if tiling is None:
             return self._missing_sizes()
         if tiling.num_tiles is None:

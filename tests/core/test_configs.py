@@ -455,7 +455,7 @@ def _problems(config: object, arguments: Sequence[str] = ()) -> Sequence[Problem
 
 
 @given(text=st.text(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_text_gives_values_or_problems_with_places(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
@@ -466,7 +466,7 @@ def test_any_text_gives_values_or_problems_with_places(
 
 
 @given(arguments=st.lists(st.text(max_size=30), max_size=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_arguments_give_values_or_problems_with_places(arguments: list[str]) -> None:
     """No arguments raise anything but ConfigError, and each of their problems has a place."""
     assert all(problem.place is not None for problem in _problems({}, arguments))

@@ -276,7 +276,7 @@ def test_custom_mesh_is_unknown_without_maxtext(monkeypatch: pytest.MonkeyPatch)
     length=st.sampled_from([128, 512]),
     factor=st.sampled_from([-1.0, 1.0, 2.0]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_rows_hold_every_token(
     expert: int, tensor: int, batch: int, length: int, factor: float
 ) -> None:

@@ -115,7 +115,7 @@ VALUES: dict[str, tuple[str, list[str], dict[str, str]]] = {
         'base_config: base.yml\nnum_vocab_tiling: "2"\nwi_tile_fwd_batch_seq: 256.0\n'
         "learning_rate: 1e-4\nquantization: None\n",
         ["megablox=no", "wo_tile_fwd_mlp_dim='128'"],
-        {"M_MODEL_NAME": "llama2-7b", "M_SPARSE_MATMUL": "f", "M_NUM_EXPERTS": "2"},
+        {"M_MODEL_NAME": "llama2-7b", "M_SPARSE_MATMUL": "f", "M_STEPS": "7"},
     ),
     "argument contradicts model": (
         "base_config: base.yml\nmodel_name: llama2-7b\n",

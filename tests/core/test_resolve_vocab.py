@@ -64,7 +64,8 @@ def test_block_diffusion_locks_one_tile() -> None:
     setting = resolved(tilepolicy.load("maxtext-default"), config).settings["num_vocab_tiling"]
     assert (setting.value, setting.origin.kind) == (1, "lock")
     assert setting.origin.reason == "block-diffusion losses need the whole logits tensor"
-    assert [(loser.kind, loser.value) for loser in setting.origin.lost] == [("auto", 32)]
+    assert [(loser.kind, loser.value) for loser in setting.origin.lost] == [("auto", 1)]
+    assert "32 is the smallest power of two" in setting.origin.lost[0].reason
 
 
 def test_an_explicit_value_against_a_lock_names_both_places(tmp_path: Path) -> None:
