@@ -36,9 +36,10 @@ Technologies Limited, Apache License 2.0; lowest median, in milliseconds beside 
 Each entry serves wi with embed = k, mlp = n, and wo with mlp = k, embed = n.
 
 Chosen points ("chosen: ..."): nobody measured these calls. They have one of the tiles measured on
-this device for the same pass: the cheapest by the cost formula among those of shapes (m x k x n
-in g groups) within {reach:g} octave, or among all where none is that near. The calls are other
-rows on measured weights, and the MoE layers of MaxText {maxtext}'s models
+this device: the cheapest by the cost formula among those of the same pass and of shapes (m x k x n
+in g groups) within {reach:g} octave; where none is that near, among all of the pass and of its
+mirror image (fwd of m x k x n and dlhs of m x n x k walk the same grid). The calls are other rows
+on measured weights, and the MoE layers of MaxText {maxtext}'s models
 {models};
 per-device batch {batches}, length {length}, expert parallelism {shards}.
 
