@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,7 @@ __all__ = [
     "resolve_config",
     "split_overrides",
     "write_output",
+    "writing",
 ]
 
 DEFAULT_POLICY = "maxtext-default"
@@ -151,6 +153,20 @@ def print_warnings(problems: Iterable[Problem]) -> None:
     """Writes problems to standard error, so that piped output stays clean."""
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a failure to write ``path`` into a usage error.
+
+    Raises:
+        typer.BadParameter: the file cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise typer.BadParameter(f"cannot write {path}: {reason}") from error
 
 
 def write_output(text: str) -> None:

@@ -15,6 +15,7 @@ from tilepolicy.commands.common import (
     print_warnings,
     split_overrides,
     write_output,
+    writing,
 )
 
 __all__ = ["lock", "register"]
@@ -54,7 +55,8 @@ def lock(
                 print_warnings(resolution.warnings)
                 request = Request(config, overrides, tuple(policy or ()), device)
                 locked.append(LockedConfig(request, snapshot_of(resolution)))
-    write_lock(output, locked)
+    with writing(output):
+        write_lock(output, locked)
     count = sum(len(one.snapshot.settings) for one in locked)
     write_output(f"{output}: {count} settings of {len(locked)} configs\n")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tilepolicy.commands.common import write_output
+from tilepolicy.commands.common import write_output, writing
 
 __all__ = ["Kind", "register", "schema"]
 
@@ -40,7 +40,8 @@ def schema(
     if output is None:
         write_output(text)
     else:
-        write_atomically(output, text)
+        with writing(output):
+            write_atomically(output, text)
 
 
 def register(app: typer.Typer) -> None:
