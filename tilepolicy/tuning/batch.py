@@ -41,7 +41,7 @@ class Compiler:
         backend: registered joblib backend that spreads them.
         journal: where verdicts are kept; one in memory by default.
         progress: told after each verdict.
-        run: what compiles many requests; replaced in tests.
+        run: what compiles many requests; :func:`tilepolicy.tuning.pool.compile_many` by default.
     """
 
     jobs: int = 1
@@ -49,7 +49,7 @@ class Compiler:
     backend: str = "threading"
     journal: Journal = field(default_factory=lambda: Journal(None, {}))
     progress: Progress = silent
-    run: Callable[..., Iterable[CompileVerdict]] = compile_many
+    run: Callable[..., Iterable[CompileVerdict]] | None = None
 
     def verdicts(self, requests: Iterable[CompileRequest]) -> Mapping[str, CompileVerdict]:
         """A verdict for each request, by :attr:`CompileRequest.identity`.
@@ -70,7 +70,8 @@ class Compiler:
         rest = [request for identity, request in wanted.items() if identity not in found]
         if not rest:
             return found
-        for verdict in self.run(
+        run = self.run if self.run is not None else compile_many
+        for verdict in run(
             rest, jobs=self.jobs, timeout_seconds=self.timeout_seconds, backend=self.backend
         ):
             self.journal.add(verdict)
