@@ -147,5 +147,5 @@ def test_a_loss_that_cannot_run_is_explained() -> None:
     )
     with pytest.raises(ValueError, match=r"the chunked loss cannot run here: .*; use online"):
         forced.decision((31, 4), (4, 32))
-    with pytest.raises(ValueError, match="vocab[.]loss is upstream: that is MaxText's own loss"):
+    with pytest.raises(ValueError, match=r"vocab[.]loss is upstream: that is MaxText's own loss"):
         make_adaptive_sparse_cross_entropy(VocabSettings(loss="upstream"))

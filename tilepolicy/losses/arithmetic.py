@@ -43,8 +43,8 @@ class LogSumExp(NamedTuple):
         shift: largest logit, or 0 where there is no finite one; shape ``(..., 1)``.
         log_sum: ``log Σ exp(x - shift)``; shape ``(..., 1)``.
 
-    The two are kept apart because ``log_sum - (x[y] - shift)`` is exact where
-    ``(shift + log_sum) - x[y]`` has lost its low bits: logits of ±1e4 differ by 1e-3 in float32.
+    The two are kept apart because ``x - shift - log_sum`` is exact where ``x - (shift + log_sum)``
+    has lost its low bits: float32 numbers near 1e4 are 1e-3 apart.
     """
 
     shift: jax.Array
@@ -150,13 +150,13 @@ def logit_cotangent(
     Returns:
         ``(..., V)`` in the accumulation dtype.
     """
-    log_z = finite_or_zero(lse.value)
-    of_label = (loss_cotangent * valid).astype(log_z.dtype)[..., None]
+    dtype = lse.shift.dtype
+    of_label = (loss_cotangent * valid).astype(dtype)[..., None]
     of_softmax = of_label
     if z_loss != 0.0:
         both = loss_cotangent if z_cotangent is None else loss_cotangent + z_cotangent
-        of_softmax = of_label + both[..., None] * (2 * z_loss) * log_z
-    softmax = jnp.exp(logits.astype(log_z.dtype) - log_z)
+        of_softmax = of_label + both[..., None] * (2 * z_loss) * finite_or_zero(lse.value)
+    softmax = jnp.exp(logits.astype(dtype) - lse.shift - finite_or_zero(lse.log_sum))
     columns = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
     return of_softmax * softmax - jnp.where(columns == labels[..., None], of_label, 0)
 
