@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever reads half of one."""
+"""Files: writing so that nobody ever reads half of one, and asking about names made up by users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["write_atomically"]
+__all__ = ["is_file", "write_atomically"]
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
@@ -38,3 +38,15 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file, links followed.
+
+    Unlike :meth:`pathlib.Path.is_file`, False for a name that the system refuses to look up: one
+    that is too long, or below a folder that may not be searched.
+    """
+    try:
+        return path.is_file()
+    except OSError:
+        return False
