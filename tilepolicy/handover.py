@@ -20,7 +20,7 @@ from tilepolicy.config_values import ConfigValues
 from tilepolicy.errors import Place, Problem
 from tilepolicy.resolution import Resolution, ResolvedSetting, SettingValue
 from tilepolicy.resolve_readers import PADDING_KNOBS
-from tilepolicy.settings import SETTINGS
+from tilepolicy.settings import SETTINGS, tile_setting
 
 __all__ = ["Handover", "ignored", "plan"]
 
@@ -119,5 +119,21 @@ def ignored(resolution: Resolution, *, severity: str = "warning") -> list[Proble
             severity="error" if severity == "error" else "warning",
         )
         for name, setting in resolution.settings.items()
-        if setting.honoured.by is None and setting.origin.kind in _DECIDED
+        if setting.honoured.by is None
+        and setting.origin.kind in _DECIDED
+        and not _as_in_training(name, setting, resolution)
     ]
+
+
+def _as_in_training(name: str, setting: ResolvedSetting, resolution: Resolution) -> bool:
+    """Whether this is an evaluation tile that training has too.
+
+    Where MaxText evaluates with the train knobs, a rule for both phases has its effect.
+    """
+    row = SETTINGS.get(name)
+    if row is None or row.phase != "eval" or row.layer is None or row.pass_ is None:
+        return False
+    if row.axis is None:
+        return False
+    train = resolution.settings.get(tile_setting(row.layer, row.pass_, row.axis))
+    return train is not None and train.value == setting.value

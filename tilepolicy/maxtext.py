@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
-from tilepolicy import configs, facts, handover
+from tilepolicy import configs, handover
 from tilepolicy.config_objects import is_config_object
 from tilepolicy.errors import ConfigError, Problem
 from tilepolicy.resolution import SettingValue
-from tilepolicy.resolve import Resolver
+from tilepolicy.resolve import resolver
 from tilepolicy.scope_inputs import load_policy
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def resolved_config[C](
             )
         )
     values = configs.read(config)
-    known = facts.derive(values, device)
-    resolution = Resolver(load_policy(policy), values, known).resolution()
+    resolution = resolver(load_policy(policy), values, device=device).resolution()
     changes = dict(handover.plan(resolution, values, routes_loss=routes_loss).settings)
     model = getattr(config, "_pydantic_config", None)
     if model is None:

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tilepolicy import configs, entries, facts, handover
+from tilepolicy import configs, entries, handover
 from tilepolicy.devices import normalize_device
 from tilepolicy.entries import Entry
-from tilepolicy.errors import AdapterError, ConfigError, Problem, StrictError
+from tilepolicy.errors import ConfigError, MissingLibraryError, Problem, StrictError
 from tilepolicy.files import write_atomically
 from tilepolicy.handover import Handover
 from tilepolicy.resolution import Resolution
-from tilepolicy.resolve import Resolver
+from tilepolicy.resolve import resolver
 from tilepolicy.run_report import missed_sites, report_text
 from tilepolicy.scope import Scope, apply
 from tilepolicy.tuning.missed import write_missed
@@ -99,8 +99,7 @@ def prepare(
         return Job(entry, apply(policy, device=device, strict=strict))
     values = configs.read(entry.config, entry.overrides)
     device = device or _local_device(values)
-    known = facts.derive(values, device, env=os.environ)
-    resolution = Resolver(policy, values, known).resolution()
+    resolution = resolver(policy, values, device=device).resolution()
     silent = handover.ignored(resolution, severity="error" if strict else "warning")
     if strict and silent:
         raise ConfigError(silent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_reading_signatures_imports_nothing_of_maxtext() -> None:
 def test_the_table_covers_every_release() -> None:
     """The releases of the settings table, and no other."""
     assert tuple(api.SIGNATURES) == MAXTEXT_RELEASES
-    assert api.NEWEST == MAXTEXT_RELEASES[-1]
+    assert MAXTEXT_RELEASES[-1] == api.NEWEST
 
 
 def test_which_release_caches_by_itself() -> None:
@@ -73,7 +74,8 @@ def test_which_release_caches_by_itself() -> None:
     assert api.own_cache("0.9.0"), "a later release is taken to be like the newest known one"
 
 
-def test_a_signature_is_read_without_annotations(fake_maxtext: Path) -> None:
+@pytest.mark.usefixtures("fake_maxtext")
+def test_a_signature_is_read_without_annotations() -> None:
     """Functions and methods, as their parameters would be written."""
     assert api.read_signature(api.CROSS_ENTROPY) == "logits, targets, z_loss=0.0"
     method = api.Target("maxtext.utils.max_utils", "MaxTextTrainingEngine.fwd_bwd")
@@ -107,8 +109,9 @@ def test_an_unknown_release_is_held_to_the_newest(fake_maxtext: Path) -> None:
     api.require((api.CROSS_ENTROPY, api.LINEN_TILED_LOSS), "0.3.0")
     fake_maxtext.write_text("")
     with pytest.raises(
-        AdapterError, match=r"of MaxText 0\.2\.5, the newest release known here: the installed "
-        r"MaxText 0\.3\.0 does not have it"
+        AdapterError,
+        match=r"of MaxText 0\.2\.5, the newest release known here: the installed "
+        r"MaxText 0\.3\.0 does not have it",
     ):
         api.require((api.CROSS_ENTROPY,), "0.3.0")
 
@@ -145,11 +148,14 @@ def test_only_maxtexts_own_loss_function_is_recognised(tmp_path: Path) -> None:
     path = api.module_path("maxtext.trainers.pre_train.train")
     assert path is not None
     source = "def loss_fn(model, config):\n    return look(sys._getframe(0))\n"
-    names = {"sys": sys, "look": api.pretrain_loss_config, "__name__": "__main__"}
-    exec(compile(source, str(path), "exec"), names)
-    assert names["loss_fn"](None, "the config") == "the config"
-    exec(compile(source, str(tmp_path / "train.py"), "exec"), names)
-    assert names["loss_fn"](None, "the config") is None
-    exec(compile(source.replace("loss_fn", "other"), str(path), "exec"), names)
-    assert names["other"](None, "the config") is None
+
+    def defined(source: str, file: Path, name: str) -> Callable[[object, str], object]:
+        names = {"sys": sys, "look": api.pretrain_loss_config, "__name__": "__main__"}
+        exec(compile(source, str(file), "exec"), names)  # noqa: S102 - the test's own source
+        return names[name]  # type: ignore[return-value]
+
+    assert defined(source, path, "loss_fn")(None, "the config") == "the config"
+    assert defined(source, tmp_path / "train.py", "loss_fn")(None, "the config") is None
+    renamed = source.replace("loss_fn", "other")
+    assert defined(renamed, path, "other")(None, "the config") is None
     assert api.pretrain_loss_config(None) is None

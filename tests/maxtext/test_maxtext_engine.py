@@ -35,6 +35,7 @@ class CountingNnx:
         return getattr(nnx, name)
 
     def split(self, *args: Any) -> Any:
+        """``nnx.split``, counted."""
         self.splits += 1
         return nnx.split(*args)
 
@@ -62,10 +63,12 @@ class Scope:
         self.active = True
 
     def current(self) -> EngineScope | None:
+        """The scope in force."""
         return self.engine if self.active else None
 
     @property
     def notes(self) -> list[tuple[object, str]]:
+        """What was reported."""
         return [(note.value, note.reason) for note in self.engine.session.notes]
 
 
@@ -73,11 +76,13 @@ class Scope:
 def scope(engine_module: ModuleType) -> Iterator[Scope]:
     """The cache of MaxText 0.2.4 in force, with ``engine.cache_pure_state: auto``."""
     found = Scope()
+    assert engine_module.__name__ == api.ENGINE_MODULE
     with installed(patches("0.2.4", found.current)):
         yield found
 
 
 def train(engine: Any, steps: int = 10, micro_steps: int = 2) -> list[float]:
+    """Trains, and gives the loss of each micro step."""
     losses = []
     for step in range(steps):
         for micro in range(micro_steps):
@@ -87,13 +92,17 @@ def train(engine: Any, steps: int = 10, micro_steps: int = 2) -> list[float]:
 
 
 def leaves(engine: Any) -> list[np.ndarray]:
+    """Every array of the live state; keys as their data."""
     state = nnx.split(engine._state)[1]
-    raw = [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-           for x in jax.tree.leaves(state)]
+    raw = [
+        jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in jax.tree.leaves(state)
+    ]
     return [np.asarray(x) for x in raw]
 
 
 def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    """Whether all are equal bit for bit."""
     return len(one) == len(other) and all(
         a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(one, other, strict=True)
     )
@@ -117,7 +126,8 @@ def test_ten_steps_are_bit_identical_with_two_walks(engine_module: ModuleType) -
     assert scope.notes == [("live", "tilepolicy keeps the split state, as MaxText 0.2.5 does")]
 
 
-def test_live_objects_are_never_stale(engine_module: ModuleType, scope: Scope) -> None:
+@pytest.mark.usefixtures("scope")
+def test_live_objects_are_never_stale(engine_module: ModuleType) -> None:
     """After each step the model itself holds the new values."""
     engine = engine_module.MaxTextTrainingEngine()
     train(engine, steps=3)
@@ -209,7 +219,7 @@ def test_a_demanded_cache_that_cannot_be_is_an_error(engine_module: ModuleType) 
             pytest.warns(EngineCacheWarning),
             pytest.raises(
                 AdapterError,
-                match="engine.cache_pure_state is true, but fwd_bwd returned other "
+                match=r"engine\.cache_pure_state is true, but fwd_bwd returned other "
                 "non-parameters than the model was split into",
             ),
         ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,10 +17,12 @@ from tilepolicy.adapters.maxtext_patch import Patch, installed
 LIBRARY = "patched_library"
 
 
-def louder(original):
+def louder(original: Callable[[], str]) -> Callable[[], str]:
     """A replacement that shouts."""
     return lambda: original().upper()
 
+
+pytestmark = pytest.mark.usefixtures("library")
 
 PATCH = Patch(LIBRARY, "speak", louder, imported_by_name=True)
 
@@ -41,6 +43,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def load(name: str = LIBRARY) -> ModuleType:
+    """Imports a module of the fixture."""
     return importlib.import_module(name)
 
 
@@ -49,7 +52,7 @@ def residue() -> tuple[int, bool]:
     return len(maxtext_patch._ACTIVE), maxtext_patch._FINDER in sys.meta_path
 
 
-def test_a_function_is_replaced_inside_and_itself_again_outside(library: Path) -> None:
+def test_a_function_is_replaced_inside_and_itself_again_outside() -> None:
     """Entering replaces, leaving puts back the very object that was there."""
     module = load()
     before = module.speak
@@ -59,7 +62,7 @@ def test_a_function_is_replaced_inside_and_itself_again_outside(library: Path) -
     assert residue() == (0, False)
 
 
-def test_a_method_is_replaced(library: Path) -> None:
+def test_a_method_is_replaced() -> None:
     """``Class.method`` names an attribute of a class."""
     module = load()
     patch = Patch(LIBRARY, "Voice.speak", lambda original: lambda self: original(self) + "!")
@@ -68,7 +71,7 @@ def test_a_method_is_replaced(library: Path) -> None:
     assert module.Voice().speak() == "hi"
 
 
-def test_names_imported_elsewhere_follow(library: Path) -> None:
+def test_names_imported_elsewhere_follow() -> None:
     """``from library import speak`` is replaced and put back too, also when it comes inside."""
     load()
     caller = load("caller")
@@ -82,7 +85,7 @@ def test_names_imported_elsewhere_follow(library: Path) -> None:
     assert late.speak() == "hello"
 
 
-def test_a_module_is_patched_when_it_is_imported_later(library: Path) -> None:
+def test_a_module_is_patched_when_it_is_imported_later() -> None:
     """A scope imports nothing; the import inside it is patched and looks like any other."""
     with installed([PATCH]):
         assert LIBRARY not in sys.modules
@@ -94,7 +97,7 @@ def test_a_module_is_patched_when_it_is_imported_later(library: Path) -> None:
     assert module.speak() == "hello"
 
 
-def test_nothing_is_left_when_the_module_is_never_imported(library: Path) -> None:
+def test_nothing_is_left_when_the_module_is_never_imported() -> None:
     """The finder goes with the last scope."""
     with installed([PATCH]):
         assert residue() == (1, True)
@@ -105,12 +108,12 @@ def test_nothing_is_left_when_the_module_is_never_imported(library: Path) -> Non
 def test_a_failing_import_stays_the_callers_error(library: Path) -> None:
     """A module that raises while it is imported raises the same inside a scope."""
     (library / f"{LIBRARY}.py").write_text("raise RuntimeError('broken module')\n")
-    with installed([PATCH]), pytest.raises(RuntimeError, match="^broken module$"):
+    with installed([PATCH]), pytest.raises(RuntimeError, match=r"^broken module$"):
         load()
     assert residue() == (0, False)
 
 
-def test_scopes_share_a_patch_until_the_last_leaves(library: Path) -> None:
+def test_scopes_share_a_patch_until_the_last_leaves() -> None:
     """Nested and overlapping scopes count; the first one's replacement stays in between."""
     module = load()
     first, second = installed([PATCH]), installed([PATCH])
@@ -124,7 +127,7 @@ def test_scopes_share_a_patch_until_the_last_leaves(library: Path) -> None:
     assert module.speak() == "hello"
 
 
-def test_a_hundred_scopes_with_exceptions_leave_nothing(library: Path) -> None:
+def test_a_hundred_scopes_with_exceptions_leave_nothing() -> None:
     """Neither exits nor exceptions leave a patch, a finder or a replaced name behind."""
     module, caller = load(), load("caller")
     before = module.speak
@@ -140,7 +143,7 @@ def test_a_hundred_scopes_with_exceptions_leave_nothing(library: Path) -> None:
     assert residue() == (0, False)
 
 
-def test_somebody_elses_replacement_is_not_undone(library: Path) -> None:
+def test_somebody_elses_replacement_is_not_undone() -> None:
     """What another tool put there meanwhile stays."""
     module = load()
 
@@ -152,7 +155,7 @@ def test_somebody_elses_replacement_is_not_undone(library: Path) -> None:
     assert module.speak is theirs
 
 
-def test_threads_enter_and_leave_together(library: Path) -> None:
+def test_threads_enter_and_leave_together() -> None:
     """Many threads at once install once and leave nothing."""
     module = load()
     before = module.speak

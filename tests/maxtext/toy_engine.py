@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -18,6 +20,7 @@ class Model(nnx.Module):
         self.calls = nnx.BatchStat(jnp.zeros(()))
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """One value for each row."""
         self.calls.set_value(self.calls.get_value() + 1)
         return self.second(self.dropout(jax.nn.relu(self.first(x))))
 
@@ -51,8 +54,8 @@ class MaxTextTrainingEngine:
         self._compiled_update = jax.jit(self._update_kernel)
         self._compiled = True
 
-    def _fwd_bwd_kernel(self, params, rest, batch):
-        def loss(params):
+    def _fwd_bwd_kernel(self, params: Any, rest: Any, batch: jax.Array) -> Any:
+        def loss(params: Any) -> Any:
             model = nnx.merge(self._model_graphdef, params, rest, copy=True)
             value = jnp.mean(model(batch) ** 2)
             if self.sows:
@@ -62,7 +65,7 @@ class MaxTextTrainingEngine:
         (value, new_rest), grads = jax.value_and_grad(loss, has_aux=True)(params)
         return value, new_rest, grads
 
-    def _update_kernel(self, pure, grads):
+    def _update_kernel(self, pure: Any, grads: Any) -> Any:
         state = nnx.merge(self._state_graphdef, pure, copy=True)
         state.optimizer.update(state.model, grads)
         return nnx.split(state)[1]
@@ -74,10 +77,8 @@ class MaxTextTrainingEngine:
         model = self._state.model
         self._model_graphdef, params, rest = nnx.split(model, nnx.Param, ...)
         value, new_rest, self._grads = self._compiled_fwd_bwd(params, rest, payload)
-        if not self.sows:
-            nnx.update(model, new_rest)
-        else:
-            nnx.update(model, new_rest)
+        nnx.update(model, new_rest)
+        if self.sows:
             nnx.pop(model, Sown)
         return float(value)
 
