@@ -163,7 +163,7 @@ def find_targets(
     found: dict[Problem, None] = {}
     name = device
     for model in models:
-        known = facts.derive(model.values, device, env=os.environ)
+        known = _facts(model.values, device, scoped_vmem_limit_kib)
         name = tpu(str(known.values["device"])).name
         resolver = Resolver(policy, model.values, known)
         found |= dict.fromkeys(_problems(resolver))
@@ -180,6 +180,14 @@ def find_targets(
     if unknown:
         raise VerifyError(unknown)
     return Targets(name, tuple(targets), tuple(notes), tuple(found))
+
+
+def _facts(values: ConfigValues, device: str, limit: int | None) -> facts.Facts:
+    """The facts of a config; a limit that the command names goes before that of the flags."""
+    known = facts.derive(values, device, env=os.environ)
+    if limit is None:
+        return known
+    return replace(known, values={**known.values, "scoped_vmem_limit_kib": limit})
 
 
 def _problems(resolver: Resolver) -> tuple[Problem, ...]:

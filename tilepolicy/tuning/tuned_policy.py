@@ -183,13 +183,10 @@ def _differences(site: TunedSite, choices: Mapping[str, FieldChoice], file: str)
         origin = choice.origin
         from_file = origin.file is not None and Path(origin.file).resolve() == Path(file).resolve()
         if choice.value != wanted[axis] or not (from_file or axis in site.item.fixed):
-            wrong.append(
-                Problem(
-                    code="not-hit",
-                    message=(
-                        f"{site.item.name}: {axis} is {choice.value} from {origin.kind} "
-                        f"{origin.name}, not {wanted[axis]} from the file that was written"
-                    ).replace("  ", " "),
-                )
+            source = f"{origin.kind} {origin.name}".strip()
+            message = (
+                f"{site.item.name}: {axis} is {choice.value} from {source}, "
+                f"not {wanted[axis]} from the file that was written"
             )
+            wrong.append(Problem("not-hit", message))
     return wrong
