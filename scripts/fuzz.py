@@ -23,9 +23,8 @@ from typing import Any
 
 import yaml
 
-from tilepolicy import configs, source
+from tilepolicy import configs, policy, source
 from tilepolicy.errors import Problem, TilepolicyError
-from tilepolicy.policyfiles import check_text
 
 ROOT = Path(__file__).parent.parent
 MAX_SECONDS = 1.0
@@ -44,11 +43,11 @@ TOKENS = (
     "name", "version", "num_vocab_tiling", "128MiB", "base_config", "model_name", "${x}", "${",
 )  # fmt: skip
 
-VALUES = (
+VALUES: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 512, 10**30, 0.5, -2.5, 1e300, float("inf"), float("nan"), "", " ",
     "x", "wi", "v6e", "fwd", ">=4096", "<1", "1..2", "%0", "%128", ">=1,<0", "a*", "[", "128MiB",
     "1e3", "on", "é\n", "x" * 300, [], {}, [[]], ["wi", "fwd"], [1, ">=2"], {"a": 1}, "auto",
-    "../x.yml",
+    "../x.yml", "x" * 5000 + ".yml", "a\0b.yml", "\0/base.yml", "s3://x/y.yml",
     "${a.b}", "deepseek3-671b", "none", "bfloat16", "tokamax_v1",
 )  # fmt: skip
 
@@ -181,15 +180,17 @@ def inputs(count: int, seed: int) -> Iterator[bytes]:
 
 def read(text: bytes, folder: Path) -> list[Problem]:
     """Problems of an input, read as a policy and as a MaxText config."""
-    found = list(check_text(text, "fuzz.yml"))
-    if len(text) % CONFIG_EVERY:
-        return found
+    found: list[Problem] = []
     path = folder / "fuzz.yml"
     path.write_bytes(text)
-    try:
-        configs.read(path, env={})
-    except TilepolicyError as error:
-        found += error.problems
+    readers: list[Callable[[], object]] = [lambda: policy.load(path)]
+    if len(text) % CONFIG_EVERY == 0:
+        readers.append(lambda: configs.read(path, env={}))
+    for reader in readers:
+        try:
+            reader()
+        except TilepolicyError as error:
+            found += error.problems
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from tilepolicy import source
 from tilepolicy.config_values import ConfigValue, Draft, Entries, Source
 from tilepolicy.errors import Place, Problem
+from tilepolicy.files import is_file
 from tilepolicy.maxtext_keys import ReleaseKeys, release_keys
 from tilepolicy.settings import MAXTEXT_RELEASES
 
@@ -76,10 +77,10 @@ class Locator:
     def resolve_argument(self, name: str) -> Path:
         """The config file that a user names; paths of a checkout lead into MaxText's folder."""
         path = Path(name)
-        if path.is_file() or self.folder is None:
+        if is_file(path) or self.folder is None:
             return path
         for prefix in _IN_CHECKOUT:
-            if (inside := self.folder / name.removeprefix(prefix)).is_file():
+            if is_file(inside := self.folder / name.removeprefix(prefix)):
                 return inside
         return path
 
@@ -88,13 +89,13 @@ class Locator:
         if path.name != _BASE:
             return False
         if self.folder is None:
-            return not path.is_file()
+            return not is_file(path)
         return path.resolve() == (self.folder / _BASE).resolve()
 
     def resolve_base_config(self, name: str, user: Path) -> Path:
         """The file that ``base_config: name`` of a file means: beside it, else in the folder."""
         beside = user.parent / name
-        if Path(name).is_absolute() or beside.is_file():
+        if Path(name).is_absolute() or is_file(beside):
             return Path(name) if Path(name).is_absolute() else beside
         return self.folder / name if self.folder is not None else Path(name)
 
@@ -125,6 +126,9 @@ def read_chain(path: Path, locator: Locator, draft: Draft) -> Chain:
     named_at: Place | None = None
     seen: list[Path] = []
     while True:
+        if "\0" in str(path):  # an escape in double quotes; no file is named so
+            draft.problems.append(_missing_file(path, named_at))
+            return chain
         if locator.is_base(path):
             chain.builds_on_base = True
             if not locator.base_is_known:
@@ -134,7 +138,7 @@ def read_chain(path: Path, locator: Locator, draft: Draft) -> Chain:
             draft.problems.append(_cycle(path, named_at))
             return chain
         seen.append(path.resolve())
-        if not path.is_file():
+        if not is_file(path):
             draft.problems.append(_missing_file(path, named_at))
             return chain
         entries = read_entries(path, draft, "file")
@@ -184,7 +188,7 @@ def read_model(name: str, config: Path, locator: Locator, draft: Draft) -> Entri
     folders = [config.parent / "models", config.parent.parent / "models"]
     if locator.folder is not None:
         folders.append(locator.folder / "models")
-    path = next((folder / file for folder in folders if (folder / file).is_file()), None)
+    path = next((folder / file for folder in folders if is_file(folder / file)), None)
     return read_entries(path, draft, "model") if path is not None else None
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from tilepolicy.errors import MissingLibraryError, Place, PolicyError, Problem
 from tilepolicy.factnames import closest
+from tilepolicy.files import is_file
 from tilepolicy.packs import find_named, named_policies
 from tilepolicy.source import LIMITS
 
@@ -64,7 +65,7 @@ def locate(text: str) -> Reference:
     """
     if "://" in text:
         return Reference(text, text, url=text)
-    if _is_path(text) or Path(text).is_file():
+    if _is_path(text) or is_file(Path(text)):
         return _file(Path(text), text, Place(text))
     named = find_named(text)
     if named is None:
@@ -99,11 +100,13 @@ def follow(text: str, parent: Reference, place: Place, *, allow_outside: bool) -
         raise PolicyError(_outside(text, place))
     folder = parent.path.parent
     target = folder / text
+    if "\0" in text:  # an escape in double quotes; no file is named so
+        raise PolicyError(_missing(text, place))
     if not allow_outside and not target.resolve().is_relative_to(folder.resolve()):
         raise PolicyError(_outside(text, place))
     shown = os.path.normpath(os.path.join(os.path.dirname(parent.shown), text))  # noqa: PTH118, PTH120  # text, not paths
-    if target.exists() and not target.is_file():
-        raise PolicyError(_missing(shown, place))  # a pipe or a device would be read
+    if not is_file(target):  # a pipe or a device is no policy either
+        raise PolicyError(_missing(shown, place))
     return _file(target, shown, place)
 
 

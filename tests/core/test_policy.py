@@ -15,6 +15,9 @@ import pytest
 
 from tilepolicy import packs, policy
 from tilepolicy.errors import MissingLibraryError, PolicyError
+from tilepolicy.factnames import FACTS
+from tilepolicy.model import Tile, VocabSettings
+from tilepolicy.policyfiles import check_text
 from tilepolicy.references import locate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -67,6 +70,15 @@ def test_shipped_policies_load_by_name(name: str) -> None:
     """Each shipped policy loads by its name, which is also the name inside the file."""
     loaded = policy.load(name)
     assert (loaded.name, loaded.files[0]) == (name, name)
+
+
+def test_the_reference_is_about_this_language() -> None:
+    """The documentation's policy is valid, and it lists every fact and every key of ``vocab``."""
+    text = (Path(__file__).parents[2] / "docs" / "policy.md").read_text("utf-8")
+    first = text.split("```yaml\n")[1].split("```")[0]
+    assert check_text(first, "policy.md") == ()
+    for name in (*FACTS, *VocabSettings.model_fields, *Tile.model_fields):
+        assert f"`{name}`" in text, name
 
 
 def test_the_default_policy_is_shipped() -> None:
@@ -186,6 +198,16 @@ def test_a_policy_cannot_reach_outside_its_folder(tmp_path: Path, how: str) -> N
         policy.load(top)
     assert codes(caught.value) == ["outside"]
     assert policy.load(top, allow_outside=True).vocab.loss == "online"
+
+
+@pytest.mark.parametrize("name", ["x" * 5000 + ".yml", '"a\\0b.yml"', "/" + "y/" * 3000 + "z.yml"])
+def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
+    """A name that the system refuses to look up is a problem at its place, no traceback."""
+    top = write(tmp_path, "top.yml", f"extends: [{name}]")
+    with pytest.raises(PolicyError) as caught:
+        policy.load(top)
+    assert codes(caught.value)[-1] in ("not-found", "outside")
+    assert {str(problem.place) for problem in caught.value.problems} == {f"{top}:3:11"}
 
 
 def test_special_files_are_not_read_through_extends(tmp_path: Path) -> None:
