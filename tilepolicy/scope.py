@@ -150,9 +150,12 @@ class Scope:
         self._open: list[_Activation] = []
         sites = [asdict(site) for site in call_sites]
         self.digest = _digest(inputs.content, sites, _plain(options))
+        self._versions: dict[str, str] = {}
+        for adapter in adapters:
+            self._versions |= adapter.versions()
 
     def __enter__(self) -> Session:
-        session = Session(self.inputs, self._versions())
+        session = Session(self.inputs, self._versions)
         self._enter(session)
         return session
 
@@ -170,7 +173,7 @@ class Scope:
 
     def _enter(self, session: Session) -> _Activation:
         distributed = _import_jax_parts()
-        distributed.expect(self.digest, self.inputs.statement(self._versions()))
+        distributed.expect(self.digest, self.inputs.statement(self._versions))
         payload = ActivePolicy(
             digest=self.digest,
             resolver=self.inputs.resolver,
@@ -254,7 +257,7 @@ class Scope:
             *args: Any,  # noqa: ANN401 - the wrapped function's
             **kwargs: Any,  # noqa: ANN401 - the wrapped function's
         ) -> Generator[Any, Any, Any]:
-            session = Session(self.inputs, self._versions())
+            session = Session(self.inputs, self._versions)
             with self._step(session):
                 inner = function(*args, **kwargs)
             step: Callable[[], Any] = functools.partial(next, inner)
@@ -277,12 +280,6 @@ class Scope:
                     step = functools.partial(inner.send, sent)
 
         return scoped
-
-    def _versions(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for adapter in self._adapters:
-            found |= adapter.versions()
-        return found
 
     def _take(self) -> _Activation:
         """Forget an activation: the innermost that is in force here; else the last one."""

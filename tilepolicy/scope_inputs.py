@@ -8,11 +8,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 from tilepolicy import __version__
 from tilepolicy.errors import ConfigError, Problem
+from tilepolicy.installed import installed_version
 from tilepolicy.layers import LayerSizes
 from tilepolicy.resolution import FactValue, Resolution
 from tilepolicy.settings import Phase
@@ -161,13 +161,8 @@ def _plain_facts(device: str | None) -> dict[str, FactValue]:
 
 
 def _installed() -> dict[str, str]:
-    found = {}
-    for library in _LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = ((library, installed_version(library)) for library in _LIBRARIES)
+    return {library: release for library, release in found if release is not None}
 
 
 def _settings(resolution: Resolution | None) -> dict[str, object]:

@@ -25,7 +25,7 @@ from typing import Final
 
 from tilepolicy.errors import Problem, ScopeError
 
-__all__ = ["Entry", "active", "listen", "open_entries", "push", "remove"]
+__all__ = ["Entry", "active", "innermost", "listen", "open_entries", "push", "remove"]
 
 type Listener = Callable[[tuple[object, ...]], None]
 
@@ -84,6 +84,15 @@ def active() -> tuple[object, ...]:
 def open_entries() -> int:
     """How many entries are in force on this thread."""
     return sum(len(strand.entries) for strand in _THREAD.live)
+
+
+def innermost() -> Entry:
+    """The entry that was put in force last on this thread.
+
+    Raises:
+        IndexError: there is none.
+    """
+    return [entry for strand in _THREAD.live for entry in strand.entries][-1]
 
 
 def push(payload: object) -> Entry:

@@ -10,9 +10,11 @@ whose entries name an object with the attributes of :class:`Adapter`::
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -81,6 +83,13 @@ def discover() -> dict[str, EntryPoint]:
     Raises:
         AdapterError: two distributions declare the same name for different objects.
     """
+    return dict(_discover(tuple(sys.path)))
+
+
+@cache
+def _discover(search_path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Read once for each search path: it opens a file of every installed distribution."""
+    del search_path
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         known = found.setdefault(entry.name, entry)

@@ -9,7 +9,6 @@ What the table below says was read in the wheels of 0.2.0 to 0.2.5.
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from tilepolicy import installed
 from tilepolicy.adapters.maxtext_types import Foreign
 from tilepolicy.errors import AdapterError, MissingLibraryError, Problem
 
@@ -128,10 +128,7 @@ NEWEST: Final = tuple(SIGNATURES)[-1]
 
 def installed_version() -> str | None:
     """Version of the installed MaxText; None when there is none. Imports nothing of it."""
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return installed.installed_version(DISTRIBUTION)
 
 
 def verified(version: str) -> Mapping[Target, str]:

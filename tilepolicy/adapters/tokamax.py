@@ -14,6 +14,7 @@ from tilepolicy.adapters import ScopeRequest, tokamax_upstream
 from tilepolicy.adapters.tokamax_door import DOORS
 from tilepolicy.axes import Kernel
 from tilepolicy.errors import AdapterError, Problem
+from tilepolicy.installed import installed_version
 
 if TYPE_CHECKING:
     from tilepolicy.adapters.tokamax_overlay import PolicyOverlay
@@ -34,7 +35,7 @@ class TokamaxAdapter:
 
     def versions(self) -> Mapping[str, str]:
         """Tokamax's release, without importing it; empty when it is not installed."""
-        release = tokamax_upstream.installed_version()
+        release = installed_version(self.name)
         return {} if release is None else {self.name: release}
 
     @contextmanager

@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Final
 
 from tilepolicy.axes import Kernel
 from tilepolicy.callstack import CallOrigin, CallStack
 from tilepolicy.errors import AdapterError, MissingLibraryError, Problem
+from tilepolicy.installed import installed_version
 from tilepolicy.settings import Pass
 
-__all__ = ["LIBRARY", "OLDEST", "READ_IN", "Upstream", "installed_version", "load"]
+__all__ = ["LIBRARY", "OLDEST", "READ_IN", "Upstream", "load"]
 
 LIBRARY: Final = "tokamax"
 OLDEST: Final = "0.0.14"
@@ -57,14 +57,6 @@ _NEEDED: Final = (
     (_CONFIG, "ignore_autotuning_cache.config"),
     (_CONFIG, "ignore_autotuning_cache.flag"),
 )
-
-
-def installed_version() -> str | None:
-    """The installed release, without importing it; None when it is not installed."""
-    try:
-        return version(LIBRARY)
-    except PackageNotFoundError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +174,7 @@ def load() -> Upstream:
         MissingLibraryError: Tokamax is not installed.
         AdapterError: the installed release lacks something; the text names it and the release.
     """
-    release = installed_version()
+    release = installed_version(LIBRARY)
     if release is None:
         raise MissingLibraryError(
             Problem(
