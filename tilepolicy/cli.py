@@ -74,7 +74,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(epilog="Example: tilepolicy resolve examples/deepseek3-671b.yml --device v6e")
 def _root(
-    version: Annotated[  # noqa: ARG001 - its callback does the work
+    version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,

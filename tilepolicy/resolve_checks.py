@@ -208,8 +208,8 @@ def undecidable_rules(
     for site in sites:
         for rule, missing in site.verdict.undecidable.items():
             rules.setdefault(rule, {}).update(dict.fromkeys(missing))
-    for rule, missing in rules.items():
-        names = list(missing)
+    for rule, unknown in rules.items():
+        names = list(unknown)
         keys = dict.fromkeys(key for name in names for key in _keys_for(name, facts))
         yield Problem(
             "undecidable-rule",
