@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -71,9 +72,12 @@ def _own_entries() -> Iterable[metadata.EntryPoint]:
         return ()
 
 
-def _foreign_entries() -> Iterable[metadata.EntryPoint]:
+@cache
+def _foreign_entries() -> tuple[metadata.EntryPoint, ...]:
+    """Those of all other packages; looked up once, since it reads the metadata of each of them."""
     own = {entry.value for entry in _own_entries()}
-    return [entry for entry in metadata.entry_points(group=GROUP) if entry.value not in own]
+    entries = metadata.entry_points(group=GROUP)
+    return tuple(entry for entry in entries if entry.value not in own)
 
 
 def named_policies() -> tuple[Named, ...]:
@@ -83,7 +87,7 @@ def named_policies() -> tuple[Named, ...]:
         PolicyError: an entry point does not work, or two packages offer one name.
     """
     by_name: dict[str, list[Named]] = {}
-    for entry in metadata.entry_points(group=GROUP):
+    for entry in (*_own_entries(), *_foreign_entries()):
         for named in _offered(entry):
             by_name.setdefault(named.name, []).append(named)
     clashes = [_clash(found) for found in by_name.values() if len(found) > 1]

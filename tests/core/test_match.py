@@ -291,7 +291,7 @@ def scan(rules: list[Rule], facts: Facts) -> tuple[dict[str, str], set[str]]:
     return decided, {rule for name in fields for rule in undecidable.get(name, ())}
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(_CONDITIONS, _FIELDS), max_size=12), st.lists(_FACTS, max_size=4))
 def test_the_index_agrees_with_a_plain_scan(
     given_rules: list[tuple[dict[str, Any], dict[str, int]]], calls: list[dict[str, Any]]
@@ -310,7 +310,7 @@ def test_the_index_agrees_with_a_plain_scan(
             assert len(nearest.reasons) == min(fails)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(_CONDITIONS, min_size=1, max_size=12), st.sampled_from(["batch_seq", "tokamax"]))
 def test_implied_conditions_really_are(conditions: list[dict[str, Any]], name: str) -> None:
     """Where the index says that one condition implies another, every value agrees."""

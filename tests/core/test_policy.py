@@ -6,7 +6,6 @@ import builtins
 import os
 import sys
 import types
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -244,13 +243,7 @@ class FakeEntry:
 
 def install(monkeypatch: pytest.MonkeyPatch, *entries: FakeEntry) -> None:
     """Make these packs the only foreign ones."""
-    monkeypatch.setattr(packs, "_foreign_entries", lambda: list(entries))
-    real = metadata.entry_points
-
-    def entry_points(**selected: str) -> Any:
-        return [*real(**selected), *entries]
-
-    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    monkeypatch.setattr(packs, "_foreign_entries", lambda: entries)
 
 
 def test_a_pack_offers_named_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
