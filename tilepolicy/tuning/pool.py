@@ -27,7 +27,10 @@ from tilepolicy.errors import MissingLibraryError, Problem, VerifyError
 from tilepolicy.tuning.compiler import OFFLINE_ENVIRONMENT, CompileRequest, CompileVerdict
 from tilepolicy.tuning.kernels import missing_libraries
 
-__all__ = ["CompilerProcess", "close_compilers", "compile_many", "compile_one"]
+__all__ = ["WORKER", "CompilerProcess", "close_compilers", "compile_many", "compile_one"]
+
+WORKER: tuple[str, ...] = ("-m", "tilepolicy.tuning.worker")
+"""Arguments of the interpreter that start a child."""
 
 _START_SECONDS: Final = 300.0
 _LOCAL: Final = "threading"
@@ -97,8 +100,8 @@ class CompilerProcess:
             return self._child
         self.close()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "tilepolicy.tuning.worker"],
+        self._child = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
+            [sys.executable, *WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
