@@ -133,7 +133,7 @@ class Table:
 def _served(distance: float, point: Measured, facts: Facts) -> Found:
     """A point's tile for a call; a neighbour's is cut to what the call's sizes allow."""
     values = dict(point.tile)
-    reason = f"measured at {point}, distance {distance:.2f}"
+    reason = f"table point {point}, distance {distance:.2f}"
     if distance == 0:
         return Found(values, reason)
     cuts = []

@@ -161,11 +161,11 @@ def table(**nearest: float) -> Table:
 @pytest.mark.parametrize(
     ("rows", "tile", "reason"),
     [
-        (1024, {"batch_seq": 512}, "measured at FIRST, distance 0.00"),
-        (2048, {"batch_seq": 512}, "measured at FIRST, distance 1.00"),
-        (2049, {"batch_seq": 1024, "mlp_dim": 256}, "measured at SECOND, distance 1.00"),
-        (8192, {"batch_seq": 1024, "mlp_dim": 256}, "measured at SECOND, distance 1.00"),
-        (512, {"batch_seq": 512}, "measured at FIRST, distance 1.00"),
+        (1024, {"batch_seq": 512}, "table point FIRST, distance 0.00"),
+        (2048, {"batch_seq": 512}, "table point FIRST, distance 1.00"),
+        (2049, {"batch_seq": 1024, "mlp_dim": 256}, "table point SECOND, distance 1.00"),
+        (8192, {"batch_seq": 1024, "mlp_dim": 256}, "table point SECOND, distance 1.00"),
+        (512, {"batch_seq": 512}, "table point FIRST, distance 1.00"),
     ],
 )
 def test_tables_give_the_nearest_point(rows: int, tile: dict[str, int], reason: str) -> None:
@@ -232,7 +232,7 @@ def test_a_neighbours_tile_is_cut_to_the_call() -> None:
     choice = index.lookup({"mlp_dim": 700, "embed_dim": 64}).tile["mlp_dim"]
     assert choice.value == 768
     assert choice.origin.reason == (
-        f"measured at mlp_dim 1024, distance {math.log2(1024 / 700):.2f}; "
+        f"table point mlp_dim 1024, distance {math.log2(1024 / 700):.2f}; "
         "mlp_dim cut from 2048 to 768"
     )
     assert values(index, {"mlp_dim": 1024}) == {"mlp_dim": 2048, "embed_dim": 9}
