@@ -35,12 +35,12 @@ HEADS = {
     "bfloat16 logits": ("dtype=bfloat16", "cast_logits_to_fp32=False"),
 }
 TOLERANCE = {
-    # relative to the largest gradient entry; a tied table is rounded to bfloat16 by MaxText, and
-    # with it the gradient that comes back through it
-    "own head": 1e-5,
-    "own head in float32": 2e-2,
-    "tied, capped, normalised": 1e-2,
-    "bfloat16 logits": 2e-2,
+    # of the sums, and of the gradients relative to their largest entry. A model in bfloat16 rounds
+    # its hidden states, MaxText rounds a tied table to bfloat16 and sums bfloat16 logits in it.
+    "own head": (1e-5, 1e-5),
+    "own head in float32": (1e-3, 2e-2),
+    "tied, capped, normalised": (1e-5, 1e-2),
+    "bfloat16 logits": (1e-2, 5e-2),
 }
 LOSSES = ("sparse", "chunked", "online")
 
@@ -71,16 +71,16 @@ def test_every_loss_means_what_maxtexts_means(tiny: Any, tmp_path: Path, head: s
     """Loss, z-loss, mask and gradients agree with MaxText's monolithic loss, for each head."""
     plain = tiny.grade(tiny.build(*HEADS[head]))
     tiled = tiny.build(*HEADS[head], "num_vocab_tiling=4")
-    exact = 1e-5 if "bfloat16" not in head else 2e-2
+    of_sums, of_gradients = TOLERANCE[head]
     for loss in LOSSES:
         with tilepolicy.apply(policy(tmp_path, loss), config=tiled.config) as session:
             ours = tiny.grade(tiled)
         assert [used for used, _ in notes(session)] == [loss]
         assert not session.misses
-        assert ours.loss == pytest.approx(plain.loss, rel=exact)
-        assert ours.xent_sum == pytest.approx(plain.xent_sum, rel=exact)
-        assert ours.z_loss == pytest.approx(plain.z_loss, rel=max(exact, 1e-4))
-        assert plain.distance(ours) < TOLERANCE[head], loss
+        assert ours.loss == pytest.approx(plain.loss, rel=of_sums)
+        assert ours.xent_sum == pytest.approx(plain.xent_sum, rel=of_sums)
+        assert ours.z_loss == pytest.approx(plain.z_loss, rel=of_sums)
+        assert plain.distance(ours) < of_gradients, loss
 
 
 def test_the_tiled_gradient_is_the_monolithic_one(tiny: Any, tmp_path: Path) -> None:
