@@ -215,7 +215,7 @@ def test_a_later_rule_decides_where_a_table_does_not() -> None:
     )
     near = index.lookup({"batch_seq": 1024, "embed_dim": 2048})
     assert {n: c.value for n, c in near.tile.items()} == {"batch_seq": 512, "mlp_dim": 7}
-    assert near.tile["batch_seq"].origin.reason.startswith("from runs; measured at")
+    assert near.tile["batch_seq"].origin.reason.startswith("from runs; table point")
     assert values(index, {"batch_seq": 64, "embed_dim": 2048}) == {"batch_seq": 7, "mlp_dim": 7}
 
 
