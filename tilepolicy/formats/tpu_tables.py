@@ -20,6 +20,7 @@ the nearest shape's tile, and hits it exactly far more often than the formula's 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -176,9 +177,10 @@ def choose(shape: GmmShape, pass_: Pass, chip: Tpu, winners: Iterable[Measured])
     held = tuple(winners)
     own = _legal(shape, [one for one in held if one.pass_ == pass_])
     near = [one for one in own if one.distance <= REACH]
-    mirrored = [_mirrored(one) for one in held] if not near else []
+    if not near:
+        own += _legal(shape, [_mirrored(one) for one in held if _MIRRORS[one.pass_] == pass_])
     return min(
-        near or own + _legal(shape, [one for one in mirrored if one.pass_ == pass_]),
+        near or own,
         key=lambda one: (_seconds(shape, pass_, one.tile, chip), one.distance),
         default=None,
     )
@@ -192,6 +194,7 @@ def _legal(shape: GmmShape, winners: Iterable[Measured]) -> list[Chosen]:
     ]
 
 
+@lru_cache(maxsize=1024)
 def _mirrored(one: Measured) -> Measured:
     """The winner as that of the pass and shape that walk the same grid."""
     shape, tile = one.shape, one.tile
@@ -241,19 +244,21 @@ def device_tables(
         sites: further calls that get a chosen tile, by the layer that makes them.
         source: what measured, for the points' sources: ``tokamax 0.0.17 tpu_v6_lite``.
     """
+    choices: dict[tuple[Pass, GmmShape], Chosen | None] = {}
     tables = []
-    for layer in LAYERS:
-        for pass_ in PASSES:
-            mine = [one for one in winners if one.pass_ == pass_]
-            points = [_measured_point(one, layer, source) for one in sorted(mine, key=_order)]
-            held = {one.shape for one in mine}
-            wanted = (rows_between(mine) | set(sites.get(layer, ()))) - held
-            for shape in sorted(wanted, key=_size_order):
-                chosen = choose(shape, pass_, TPUS[device], winners)
-                if chosen is not None:
-                    points.append(_chosen_point(shape, chosen, layer))
-            if points:
-                tables.append(_table(device, layer, pass_, points))
+    for layer, pass_ in itertools.product(LAYERS, PASSES):
+        mine = [one for one in winners if one.pass_ == pass_]
+        points = [_measured_point(one, layer, source) for one in sorted(mine, key=_order)]
+        held = {one.shape for one in mine}
+        wanted = (rows_between(mine) | set(sites.get(layer, ()))) - held
+        for shape in sorted(wanted, key=_size_order):
+            if (pass_, shape) not in choices:
+                choices[pass_, shape] = choose(shape, pass_, TPUS[device], winners)
+            chosen = choices[pass_, shape]
+            if chosen is not None:
+                points.append(_chosen_point(shape, chosen, layer))
+        if points:
+            tables.append(_table(device, layer, pass_, points))
     return tables
 
 
