@@ -2,14 +2,16 @@
 
 MaxText takes most of a minute to import, so that tests and benchmarks run several of its programs
 in one process: ``python programs.py JOBS RESULTS`` with two JSON files. A job is
-``{"name", "arguments": [what follows tilepolicy], "hlo": FILE or null}``; its result has the exit
-code, and of the largest program that was compiled its temp bytes and, where asked for, its text.
+``{"name", "arguments": [what follows tilepolicy], "hlo": FILE or null}``, or has ``"plain"`` (a
+module and its arguments) instead of ``"arguments"``; its result has the exit code, and of the
+largest program that was compiled its temp bytes and, where asked for, its text.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import time
 import warnings
@@ -35,7 +37,8 @@ def main(jobs: Path, results: Path) -> None:
     for job in json.loads(jobs.read_text()):
         compiled.clear()
         start = time.perf_counter()
-        result = {"name": job["name"], "exit": _run(job["arguments"])}
+        code = _plain(job["plain"]) if "plain" in job else _run(job["arguments"])
+        result = {"name": job["name"], "exit": code}
         result["seconds"] = round(time.perf_counter() - start, 1)
         if compiled:
             largest = max(compiled, key=lambda program: len(program.as_text()))
@@ -52,7 +55,22 @@ def _run(arguments: list[str]) -> int:
     try:
         tilepolicy(arguments)
     except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else 1
+        return _code(leaving)
+    return 0
+
+
+def _code(leaving: SystemExit) -> int:
+    """The exit code; absl leaves with None after a program that ended well."""
+    return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+
+
+def _plain(command: list[str]) -> int:
+    """As ``python -m`` would run it."""
+    sys.argv = list(command)
+    try:
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+    except SystemExit as leaving:
+        return _code(leaving)
     return 0
 
 
