@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tilepolicy import active, strands
 from tilepolicy.active import ActivePolicy
@@ -23,6 +23,10 @@ from tilepolicy.session import Session
 from tilepolicy.settings import Phase
 
 __all__ = ["Scope", "apply", "current"]
+
+
+# Adapters import and inspect libraries when they are first entered: one thread at a time.
+_ENTERING: Final = threading.RLock()
 
 
 def current() -> Session | None:
@@ -188,7 +192,8 @@ class Scope:
             for adapter in self._adapters:
                 chosen = self._options.get(adapter.name, {})
                 request = ScopeRequest(self.inputs.resolver, session, self.digest, chosen)
-                undo.enter_context(adapter.enter(request))
+                with _ENTERING:
+                    undo.enter_context(adapter.enter(request))
                 session.entered(adapter.name)
             entry = strands.push(payload)
             undo.callback(strands.remove, entry)

@@ -149,9 +149,7 @@ class TestLayers:
             raised.value
         )
 
-    @pytest.mark.parametrize(
-        ("kernel", "expected"), [("tokamax_v1", V1), ("tokamax_v2", V2)]
-    )
+    @pytest.mark.parametrize(("kernel", "expected"), [("tokamax_v1", V1), ("tokamax_v2", V2)])
     def test_an_op_that_carries_its_layer_works_in_a_loop(
         self, tmp_path: Path, kernel: Any, expected: Any
     ) -> None:
@@ -332,9 +330,7 @@ class TestPrecedence:
     def test_inner_scopes_win_and_fall_through(self, tmp_path: Path) -> None:
         """Field by field: the inner policy first, then the outer one."""
         outer = load(tmp_path, document(SIX), "outer.yml")
-        inner = load(
-            tmp_path, document({("wi", "fwd"): {"batch_seq": 512}}, "inner"), "inner.yml"
-        )
+        inner = load(tmp_path, document({("wi", "fwd"): {"batch_seq": 512}}, "inner"), "inner.yml")
         with tpu(), tilepolicy.apply(outer) as outside:
             with tilepolicy.apply(inner) as inside:
                 config = _asked(*_bound("wi"))
