@@ -44,9 +44,18 @@ def origin_text(origin: Origin, *, full: bool) -> str:
     reason = origin.reason
     if origin.kind == "auto" and not full:
         reason = reason.rpartition("; ")[2]
-    name = "" if origin.kind == "config" or origin.name in SETTINGS else origin.name
-    head = " ".join(part for part in (_where(origin.file, origin.line), name) if part)
+    head = " ".join(part for part in (_where(origin.file, origin.line), _name(origin)) if part)
     return " — ".join(part for part in (head, reason) if part)
+
+
+def _name(origin: Origin) -> str:
+    """Name of a rule or lock; a config's key says nothing that the row does not."""
+    return "" if origin.kind == "config" or origin.name in SETTINGS else origin.name
+
+
+def _words(origin: Origin) -> str:
+    """``name — reason``: what an origin says beside its place."""
+    return " — ".join(part for part in (_name(origin), origin.reason) if part)
 
 
 def loser_line(loser: Loser) -> str:
@@ -168,7 +177,9 @@ def _settings_table(resolution: Resolution, notes: _Notes, *, explain: bool) -> 
 
 
 def _tiles_table(resolution: Resolution, notes: _Notes, *, explain: bool) -> Table:
+    """One row a site with the place of its rule; the words of each rule once, below."""
     rows = []
+    legend = _Legend()
     for layer, pass_, phase in _sites():
         names = [tile_setting(layer, pass_, axis, phase) for axis in AXES]
         present = [resolution.settings[name] for name in names if name in resolution.settings]
@@ -176,6 +187,7 @@ def _tiles_table(resolution: Resolution, notes: _Notes, *, explain: bool) -> Tab
             continue
         site = f"{layer} {pass_}" if phase == "train" else f"{layer} {pass_} eval"
         extras = _extras(resolution, layer, pass_, phase)
+        legend.add(site, present)
         rows.append(_row((site,), present, extras, notes, explain=explain))
     columns = (
         Column("tile"),
@@ -184,7 +196,30 @@ def _tiles_table(resolution: Resolution, notes: _Notes, *, explain: bool) -> Tab
         Column("origin"),
         Column("from", wrap=True),
     )
-    return Table(columns, tuple(rows))
+    return Table(columns, tuple(rows), notes=tuple(legend.lines()))
+
+
+@dataclass(slots=True)
+class _Legend:
+    """What rules say of themselves, each once, by its place."""
+
+    sites: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+    def add(self, site: str, settings: Sequence[ResolvedSetting]) -> None:
+        """Note the rules that decide a site."""
+        for one in settings:
+            place = _where(one.origin.file, one.origin.line)
+            words = _words(one.origin)
+            if place and words:
+                sites = self.sites.setdefault((place, words), [])
+                sites += [site] if site not in sites else []
+
+    def lines(self) -> Iterable[str]:
+        """``FILE:LINE  name — reason``; with the sites where one rule has several reasons."""
+        places = [place for place, _ in self.sites]
+        for (place, words), sites in self.sites.items():
+            where = f" ({', '.join(sites)})" if places.count(place) > 1 else ""
+            yield f"{place}{where}  {words}"
 
 
 def _sites() -> Iterable[tuple[Layer, Pass, Phase]]:
@@ -219,7 +254,10 @@ def _row(
     labels = list(dict.fromkeys(notes.label(one.honoured) for one in settings))
     kinds = list(dict.fromkeys(one.origin.kind for one in settings))
     kind = kinds[0] if len(kinds) == 1 else "mixed"
-    origin = _shared_origin(settings, full=explain)
+    if len(settings) == 1:
+        origin = origin_text(settings[0].origin, full=explain)
+    else:
+        origin = _shared_place(settings)
     if extras:
         also = ", ".join(f"{name} {value_text(one.value)}" for name, one in extras)
         origin = f"{origin} · {also}" if origin else also
@@ -241,14 +279,16 @@ def _value_cell(setting: ResolvedSetting) -> Cell:
     return Cell(f"({text})", style=_UNREAD) if setting.honoured.by is None else Cell(text)
 
 
-def _shared_origin(settings: Sequence[ResolvedSetting], *, full: bool) -> str:
-    """One origin where all agree; else each origin with the axes it decided."""
+def _shared_place(settings: Sequence[ResolvedSetting]) -> str:
+    """The place that decided all axes; else each place with the axes it decided."""
     groups: dict[str, list[str]] = {}
-    for one, axis in zip(settings, (*AXES, *AXES), strict=False):
-        groups.setdefault(origin_text(one.origin, full=full), []).append(axis)
+    for one, axis in zip(settings, AXES, strict=True):
+        place = _where(one.origin.file, one.origin.line) or one.origin.kind
+        groups.setdefault(place, []).append(axis)
     if len(groups) == 1:
-        return next(iter(groups))
-    return "; ".join(f"{', '.join(axes)}: {text or 'default'}" for text, axes in groups.items())
+        place = next(iter(groups))
+        return "" if place == "default" else place
+    return "; ".join(f"{', '.join(axes)}: {place}" for place, axes in groups.items())
 
 
 def _sum(resolution: Resolution) -> str:
