@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -24,7 +26,7 @@ from format_files import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilepolicy import cli, policy
+from tilepolicy import cli, formats, policy
 from tilepolicy.axes import GmmShape
 from tilepolicy.errors import TilepolicyError
 from tilepolicy.formats.policies import fastest, policy_text
@@ -33,6 +35,7 @@ from tilepolicy.formats.tokamax_cache import read_cache_directory, read_cache_fi
 from tilepolicy.formats.yamltext import comment, flow, scalar
 from tilepolicy.resolution import FactValue
 
+FORMATS = Path(formats.__file__).parent
 SHAPE = GmmShape(m=4096, k=7168, n=2048, g=8)
 
 
@@ -326,3 +329,19 @@ def test_the_whole_shipped_ragged_dot_data_imports(
     assert "24 rules, 474 table points, from 725 usable entries" in out
     assert "7 dlhs entries have a tile_k or tile_n beyond its dimension" in errors
     assert len(policy.load(target).gmm.rules) == 24
+
+
+def test_reading_and_writing_foreign_files_needs_no_jax() -> None:
+    """The formats and both commands import none of the libraries whose files they know."""
+    modules = [
+        *(f"tilepolicy.formats.{path.stem}" for path in FORMATS.glob("[a-z]*.py")),
+        "tilepolicy.commands.importing",
+        "tilepolicy.commands.exporting",
+    ]
+    code = (
+        f"import sys, importlib\nfor name in {modules!r}: importlib.import_module(name)\n"
+        "print(sorted({'jax', 'tokamax', 'maxtext', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(modules) > 15
+    assert done.stdout == "[]\n"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tilepolicy.commands.common import AllowOutsideOption, DeviceOption, write_output
+from tilepolicy.commands.common import AllowOutsideOption, write_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -57,7 +57,9 @@ def export(
         Form,
         typer.Option(help="An AutotuningResult of one device, or <device>/<op>.json caches."),
     ] = Form.RESULT,
-    device: DeviceOption = None,
+    device: Annotated[
+        str | None, typer.Option("--device", "-d", help="Only the tiles of this device: v6e.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Element type for rules that name none.")] = "bfloat16",
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     allow_outside: AllowOutsideOption = False,

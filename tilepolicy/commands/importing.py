@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilepolicy.commands.common import DeviceOption, print_warnings, write_output
+from tilepolicy.commands.common import print_warnings, write_output
 
 if TYPE_CHECKING:
     from tilepolicy.formats.policies import PolicyText
@@ -53,7 +53,14 @@ def import_(
         Path,
         typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Policy to write."),
     ],
-    device: DeviceOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            "-d",
+            help="Device of files that name none; of a directory of several, the one to read.",
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the policy; default: from the output file.")
     ] = None,
