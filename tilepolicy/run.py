@@ -130,6 +130,7 @@ def run(job: Job, *, report: Path | None = None, missed: Path | None = None) -> 
         TilepolicyError: the scope cannot be entered; the program has not started.
     """
     session: Session | None = None
+    code = 0
     try:
         with ExitStack() as stack:
             stack.enter_context(_environment(job.environment))
@@ -138,8 +139,9 @@ def run(job: Job, *, report: Path | None = None, missed: Path | None = None) -> 
             session = stack.enter_context(job.scope)
             code = _execute(job.entry.module, job.arguments)
     except StrictError as error:
-        sys.stderr.write(f"{error}\n")
-        code = 1
+        if code == 0:  # of a program that failed, nothing more is expected
+            sys.stderr.write(f"{error}\n")
+            code = 1
     finally:
         if session is not None and _writes_files():
             _write(job, session, report, missed)

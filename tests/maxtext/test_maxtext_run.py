@@ -220,6 +220,9 @@ def test_a_strict_run_that_ends_badly_exits_with_1(
     code, err = run("--strict", "-p", "p.yml", "-m", "my_program", "my.yml")
     assert code == 1
     assert "a rule was never hit" in err
+    code, err = run("--strict", "-p", "p.yml", "-m", "my_program", "my.yml", "leave")
+    assert code == 7, "a program that fails keeps its own code"
+    assert "a rule was never hit" not in err
 
 
 def test_an_unknown_maxtext_stops_it_with_2(
