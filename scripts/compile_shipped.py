@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 from tilepolicy import policy
@@ -134,6 +135,15 @@ def _progress(verdict: CompileVerdict, done: int, total: int, *, known: bool) ->
         )
 
 
+def _in_turn(requests: Iterable[CompileRequest]) -> list[CompileRequest]:
+    """Each kernel once, the devices taking turns, so that part of a run says something of all."""
+    by_device: dict[str, dict[str, CompileRequest]] = {}
+    for request in requests:
+        by_device.setdefault(request.device, {}).setdefault(request.identity, request)
+    turns = zip_longest(*(mine.values() for mine in by_device.values()))
+    return [request for turn in turns for request in turn if request is not None]
+
+
 def _sampled(requests: Sequence[CompileRequest], count: int | None) -> list[CompileRequest]:
     """Every n-th request, so that all devices and passes are in the sample."""
     if count is None or count >= len(requests):
@@ -152,7 +162,7 @@ def main() -> int:
     options = parser.parse_args()
     devices = options.device or list(CACHES)
     asked = {call: request_of(call) for device in devices for call in calls(device)}
-    wanted = {r.identity: r for r in asked.values() if r is not None}
+    wanted = _in_turn([r for r in asked.values() if r is not None])
     with Journal(options.journal) as journal:
         compiler = Compiler(
             jobs=options.jobs,
@@ -160,7 +170,7 @@ def main() -> int:
             journal=journal,
             progress=_progress,
         )
-        found = compiler.verdicts(_sampled(list(wanted.values()), options.sample))
+        found = compiler.verdicts(_sampled(wanted, options.sample))
     print(summary(asked, found))
     for verdict in found.values():
         if not verdict.fits:
