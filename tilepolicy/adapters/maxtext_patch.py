@@ -15,6 +15,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class _Active:
 
 _LOCK: Final = threading.RLock()
 _ACTIVE: Final[dict[tuple[str, str], _Active]] = {}
+_HOLDERS: Final[dict[str, tuple[tuple[int, str], list[weakref.ref[ModuleType]]]]] = {}
 
 
 @contextmanager
@@ -119,17 +121,31 @@ def _holder(module: ModuleType, attribute: str) -> tuple[Foreign, str]:
 
 
 def _rebind(name: str, old: Foreign, new: Foreign) -> None:
-    """Point every module's global of this name from the old object to the new one.
-
-    Read through ``object``: touching a lazily imported module would import it.
-    """
-    for module in tuple(sys.modules.values()):
-        try:
-            names = object.__getattribute__(module, "__dict__")
-        except AttributeError:
-            continue
-        if names.get(name) is old:
+    """Point every module's global of this name from the old object to the new one."""
+    for holder in _holders(name):
+        module = holder()
+        if module is not None and (names := _names(module)).get(name) is old:
             names[name] = new
+
+
+def _holders(name: str) -> list[weakref.ref[ModuleType]]:
+    """The modules with a global of this name; found again only after an import.
+
+    A program may enter a scope for each step, and walking thousands of modules takes milliseconds.
+    """
+    stamp = (len(sys.modules), next(reversed(sys.modules), ""))
+    known = _HOLDERS.get(name)
+    if known is None or known[0] != stamp:
+        modules = [m for m in tuple(sys.modules.values()) if isinstance(m, ModuleType)]
+        found = [weakref.ref(module) for module in modules if name in _names(module)]
+        known = _HOLDERS[name] = (stamp, found)
+    return known[1]
+
+
+def _names(module: ModuleType) -> dict[str, Foreign]:
+    """A module's globals, read through ``object``: touching a lazy module would import it."""
+    names: dict[str, Foreign] = object.__getattribute__(module, "__dict__")
+    return names
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
