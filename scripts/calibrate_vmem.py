@@ -1,14 +1,16 @@
-"""Compile a fixed sample of tiles and record how much VMEM each kernel really takes.
+"""Compile a sample of tiles and record how much VMEM each kernel really takes.
 
-    python scripts/calibrate_vmem.py tests/tuning/vmem_calibration.json
+    python scripts/calibrate_vmem.py tests/tuning/vmem_calibration.json [--add N]
 
-The sample covers every device, kernel and pass; half of it lies near the limit. Compiles are kept
-in FILE.journal, so that an interrupted run goes on. ``tests/tuning/test_vmem.py`` holds the bounds
-of ``tilepolicy.tuning.vmem`` against the result.
+The tiles of an existing file are compiled again, say after an update of libtpu; ``--add`` draws
+N more at random, every other one near the limit. Compiles are kept in FILE.journal, so that an
+interrupted run goes on. ``tests/tuning/test_vmem.py`` holds the bounds of
+``tilepolicy.tuning.vmem`` against the result.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import sys
@@ -36,24 +38,18 @@ _SHAPES: Final = (
     (4096, 768, 2048, 32),
     (8192, 1024, 7168, 8),
 )
-_PER_PASS: Final[dict[Backend, int]] = {"tokamax_v1": 6, "megablox": 3, "tokamax_v2": 3}
+_BACKENDS: Final[tuple[Backend, ...]] = ("tokamax_v1", "tokamax_v1", "megablox", "tokamax_v2")
 _FREE_LIMIT_KIB: Final = 57344
 _LARGEST_BYTES: Final = 44 * 2**20
 """Larger tiles take minutes to compile and tell nothing new."""
 
 
-def sample() -> Iterator[CompileRequest]:
-    """The requests, in a mixed order, so that an interrupted run has some of each kind."""
+def sample(count: int) -> Iterator[CompileRequest]:
+    """Requests at random; other kernels, candidates or bounds draw others."""
     rng = random.Random(_SEED)  # noqa: S311 - a sample, not a secret
-    requests = [
-        _request(rng, device, backend, pass_, near_the_limit=number % 2 == 0)
-        for device in TPUS
-        for backend, count in _PER_PASS.items()
-        for pass_ in PASSES
-        for number in range(count)
-    ]
-    rng.shuffle(requests)
-    yield from requests
+    for number in range(count):
+        device, backend = rng.choice(tuple(TPUS)), rng.choice(_BACKENDS)
+        yield _request(rng, device, backend, rng.choice(PASSES), near_the_limit=number % 2 == 0)
 
 
 def _request(
@@ -95,10 +91,24 @@ def row(verdict: CompileVerdict) -> dict[str, Any]:
     }
 
 
+def request_of(data: dict[str, Any]) -> CompileRequest:
+    """The request of a row: the inverse of :func:`row`."""
+    site = Site("wi", data["pass"], *data["shape"], dtype=data["dtype"], backend=data["backend"])
+    options = KernelOptions(input_buffer_count=data["input_buffer_count"])
+    limit = data["scoped_vmem_limit_kib"]
+    return CompileRequest(site, data["device"], GmmTile(*data["tile"]), options, limit)
+
+
 def main() -> None:
     """Compile what is missing and write the file."""
-    output = Path(sys.argv[1])
-    requests = list(sample())
+    parser = argparse.ArgumentParser(description="VMEM that kernels really take.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--add", type=int, default=0)
+    arguments = parser.parse_args()
+    output: Path = arguments.file
+    requests = list(sample(arguments.add))
+    if output.exists():
+        requests += [request_of(data) for data in json.loads(output.read_text())["compiles"]]
 
     def tell(verdict: CompileVerdict, done: int, total: int, *, known: bool) -> None:
         del known
@@ -106,9 +116,7 @@ def main() -> None:
 
     with Journal(output.with_name(output.name + ".journal")) as journal:
         verdicts = Compiler(timeout_seconds=240, journal=journal, progress=tell).verdicts(requests)
-        rows = [row(verdicts[request.identity]) for request in requests]
-        rows.sort(key=json.dumps)
-        lines = ",\n".join(json.dumps(r) for r in rows)
+        lines = ",\n".join(sorted(json.dumps(row(verdict)) for verdict in verdicts.values()))
         head = json.dumps(library_versions())
         write_atomically(output, f'{{"libraries": {head},\n"compiles": [\n{lines}\n]}}\n')
         journal.discard()

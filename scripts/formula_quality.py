@@ -4,8 +4,8 @@
 
 For each bfloat16 call of tokamax's shipped v1 entries: of the tiles that may fit the device's
 VMEM, the share that is better than the measured winner, by the kernel's own estimate and by the
-cost formula; and how far the first candidate that surely fits is from the winner by the formula. The
-correlation compares the formula's time of each winner with its measured time.
+cost formula; and how far, by the formula, the first candidate that surely fits is from the winner.
+The correlation compares the formula's time of each winner with its measured time.
 """
 
 from __future__ import annotations

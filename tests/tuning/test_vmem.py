@@ -68,7 +68,7 @@ def test_bounds_by_hand() -> None:
     least, most = vmem_bounds(site, GmmTile(1024, 1024, 1024), KernelOptions())
     # lhs 2 MiB, weights 2 MiB, out 2 MiB, each twice, accumulator 4 MiB
     assert least == 16 * MIB
-    assert most == (16 + 2 + 2 + 0.5 + 0.25) * MIB
+    assert most == (16 + 2 + 2 + 0.5 + 0.5) * MIB
     least, _ = vmem_bounds(site, GmmTile(1024, 2048, 1024), KernelOptions())
     assert least == 20 * MIB
 
@@ -80,18 +80,19 @@ def test_buffers_of_v1() -> None:
     for pass_, more in (("fwd", 4), ("dlhs", 4), ("drhs", 8)):
         site = Site("wi", pass_, 8192, 2048, 2048, 8)  # type: ignore[arg-type]  # literals
         two, _ = vmem_bounds(site, tile, KernelOptions())
-        assert vmem_bounds(site, tile, four)[0] - two == more * MIB
+        share = 0.95 if pass_ == "drhs" else 1.0
+        assert vmem_bounds(site, tile, four)[0] - two == pytest.approx(more * MIB * share, abs=1)
 
 
 def test_v2_keeps_three_weights_and_zeroes() -> None:
-    """One weight buffer more than v1, up to 2 MiB of zeroes, and always an accumulator."""
+    """One weight buffer more than v1, and up to 2 MiB of zeroes."""
     tile = GmmTile(512, 2048, 1024)
     v1 = Site("wi", "fwd", 8192, 2048, 1024, 8)
     v2 = Site("wi", "fwd", 8192, 2048, 1024, 8, backend="tokamax_v2")
     difference = (
         vmem_bounds(v2, tile, KernelOptions())[0] - vmem_bounds(v1, tile, KernelOptions())[0]
     )
-    assert difference == (4 + 2 + 2) * MIB
+    assert difference == (4 + 2) * MIB
     few_rows = Site("wi", "fwd", 1024, 2048, 1024, 8, backend="tokamax_v2")
     assert (
         vmem_bounds(v2, tile, KernelOptions())[0] - vmem_bounds(few_rows, tile, KernelOptions())[0]

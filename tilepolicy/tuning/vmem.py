@@ -1,11 +1,13 @@
 """How much VMEM a tile needs: fits, surely does not, or unsure. Only the compiler decides.
 
-The buffers that a kernel declares are a floor: its inputs, as often as they are buffered, two of
-its output, and a float32 accumulator of one output tile, which XLA leaves out when one tile covers
-the whole contracted axis. No compiled kernel took less. What the compiler adds, for operands that
-do not stay in registers, is at most a copy of the left operand's tile, half of the accumulator and
-a quarter of the right operand's tile: no compiled kernel took more. Both hold for every compile
-in ``tests/tuning/vmem_calibration.json``, which ``scripts/calibrate_vmem.py`` makes.
+The buffers that a kernel declares are a floor (in drhs 95 % of them): its inputs, as often as they
+are buffered, two of its output, and a float32 accumulator of one output tile, which XLA leaves out
+when one tile covers the whole contracted axis. No compiled kernel took less.
+
+What the compiler adds, for operands that do not stay in registers, is at most a copy of the left
+operand's tile, half of the accumulator and a quarter of the right operand's tile, and half a MiB:
+no compiled kernel took more. Both hold for every compile in
+``tests/tuning/vmem_calibration.json``, which ``scripts/calibrate_vmem.py`` makes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _LANES: Final = 128
 _V2_WEIGHT_BUFFERS: Final = 3
 _V2_ZERO_BYTES: Final = 2 * 1024 * 1024
 _V2_SHARE: Final = 0.9
-_SLACK: Final = 256 * 1024
+_SLACK: Final = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,14 @@ def vmem_bounds(site: Site, tile: GmmTile, options: KernelOptions) -> tuple[int,
     right_buffers = left_buffers if site.pass_ == "drhs" else _V2_WEIGHT_BUFFERS if v2 else 2
     accumulator = _ACCUMULATOR * out
     least = left_buffers * left + right_buffers * right + 2 * out * out_itemsize
-    least += 0 if whole and not v2 else accumulator
+    least += 0 if whole else accumulator
     if v2:
         rows = site.shape.k if site.pass_ == "drhs" else site.shape.m
         row_bytes = _LANES * out_itemsize
         least += min(_V2_ZERO_BYTES // row_bytes, rows) * row_bytes
-    return least, least + left + accumulator // 2 + right // 4 + _SLACK
+    most = least
+    if site.pass_ == "drhs":
+        least -= least // 20  # one kernel of the calibration took 4.5 % less than it declares
+    # v2 keeps the accumulator sometimes even when one tile covers the contraction.
+    kept = accumulator if v2 and whole else 0
+    return least, most + kept + left + accumulator // 2 + right // 4 + _SLACK
