@@ -87,6 +87,16 @@ def test_every_number_of_rows_belongs_to_the_nearest_key_of_the_file(
     assert matching == [nearest]
 
 
+@pytest.mark.parametrize(("order", "first", "last"), [((64, 192), 256, 257), ((192, 64), 255, 256)])
+def test_a_tie_belongs_to_the_key_that_comes_first_in_the_file(
+    tmp_path: Path, order: tuple[int, int], first: int, last: int
+) -> None:
+    """128 tokens (256 rows) are as far from 64 as from 192."""
+    path = write(tmp_path, {str(key): moe_entry(key, 1, 1) for key in order})
+    entries = read_fused_moe(path, "vllm", top_k=2).entries
+    assert {entry.facts["arg.lhs.dim0"] for entry in entries} == {f"<={first}", f">={last}"}
+
+
 def test_int4_halves_the_intermediate_size_of_the_name(tmp_path: Path) -> None:
     """VLLM doubles N in the names of ``int4_w4a16`` files."""
     name = "E=8,N=28672,device_name=NVIDIA_H200,dtype=int4_w4a16.json"
