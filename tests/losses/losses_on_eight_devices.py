@@ -41,7 +41,7 @@ def run(
     mesh: dict[str, int],
     tokens: list[Any],
     head: list[Any],
-    ag_once: bool = True,
+    once: list[bool] | None = None,
     tied: bool = False,
     bias: bool = False,
 ) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def run(
     problem = random_problem(0, TOKENS, DEPTH, VOCAB, tied=tied, bias=bias, z_loss=1e-3)
     step = jax.jit(
         jax.value_and_grad(
-            lambda inputs, *rest: value(loss, sharding, ag_once, tied, inputs, *rest), has_aux=True
+            lambda inputs, *rest: value(loss, sharding, once, tied, inputs, *rest), has_aux=True
         )
     )
     arguments = placed(sharding, problem)
@@ -73,7 +73,7 @@ def run(
 def value(
     loss: str,
     sharding: LossSharding,
-    ag_once: bool,
+    once: list[bool] | None,
     tied: bool,
     inputs: Any,
     labels: Any,
@@ -82,9 +82,17 @@ def value(
     """The loss sum, and both sums beside it."""
     hidden, head, bias = inputs
     options = {"z_loss": 1e-3, "bias": bias, "tied": tied, "sharding": sharding}
+    ag_once, reduce_once = once or (True, None)
     if loss == "chunked":
         sums = chunked_sparse_cross_entropy(
-            hidden, head, labels, weights, num_tiles=8, ag_once=ag_once, **options
+            hidden,
+            head,
+            labels,
+            weights,
+            num_tiles=8,
+            ag_once=ag_once,
+            reduce_once=reduce_once,
+            **options,
         )
     elif loss == "online":
         losses = online_sparse_cross_entropy(

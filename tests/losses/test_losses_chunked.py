@@ -335,7 +335,8 @@ def test_a_chunk_takes_tokens_from_every_contiguous_share() -> None:
         ({"soft_cap": -1.0}, ValueError, "soft_cap must be a finite number >= 0 or None, got -1.0"),
         ({"hidden": jnp.zeros((12, 8), int)}, TypeError, "hidden must be floating, got int32"),
         ({"head": jnp.zeros((8, 5), int)}, TypeError, "head must be floating, got int32"),
-        ({"ag_once": False}, ValueError, "ag_once=False says nothing without sharding"),
+        ({"ag_once": False}, ValueError, "ag_once=False and reduce_once=False say nothing with"),
+        ({"reduce_once": False}, ValueError, "say nothing without sharding: pass a LossSharding"),
     ],
 )
 def test_wrong_arguments_are_explained(

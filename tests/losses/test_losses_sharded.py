@@ -39,13 +39,14 @@ TIED = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "chunked fsdp": {"loss": "chunked", **FSDP},
-    "chunked fsdp each": {"loss": "chunked", "ag_once": False, **FSDP},
+    "chunked fsdp each": {"loss": "chunked", "once": [False, False], **FSDP},
+    "chunked fsdp reduced each": {"loss": "chunked", "once": [True, False], **FSDP},
     "chunked tensor": {"loss": "chunked", **TENSOR},
     "chunked three": {"loss": "chunked", **THREE},
     "chunked context": {"loss": "chunked", **CONTEXT},
     "chunked tied": {"loss": "chunked", **TIED},
     "online fsdp": {"loss": "online", **FSDP},
-    "online fsdp each": {"loss": "online", "ag_once": False, **FSDP},
+    "online fsdp each": {"loss": "online", "once": [False, False], **FSDP},
     "online tensor": {"loss": "online", **TENSOR},
     "online three": {"loss": "online", **THREE},
     "online tied": {"loss": "online", **TIED},
@@ -87,7 +88,7 @@ def test_tokens_stay_on_their_devices(reports: dict[str, Any], name: str) -> Non
     assert (moved, permuted) == ([], [])
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "each" not in name])
+@pytest.mark.parametrize("name", [name for name in CASES if not name.endswith("fsdp each")])
 def test_the_head_is_gathered_once(reports: dict[str, Any], name: str) -> None:
     """With ``ag_once`` the program has one all-gather of the head, outside of every loop."""
     gathers = [c for c in reports[name]["collectives"] if c.startswith("all-gather")]

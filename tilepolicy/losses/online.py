@@ -153,7 +153,7 @@ def _forward(
         return updated
 
     empty = Running.empty(relative.shape, accumulation_dtype(hidden.dtype))
-    lse, target = plan.over_tiles(step, empty).joined()
+    lse, target = plan.over_tiles(step, empty).joined(divided=plan.divided)
     losses = token_losses(lse, target, label_mask(cut_labels, plan.vocab), plan.z_loss)
     return (plan.merged(losses[0]), plan.merged(losses[1])), lse
 
@@ -163,11 +163,13 @@ class _Token(NamedTuple):
 
     Attributes:
         hidden: ``(…, D)``.
-        labels: relative to each share, ``(…, shards)``.
-        valid: whether the label is a vocabulary entry, ``(…, 1)``.
-        lse: log-sum-exp over the whole vocabulary, ``(…, 1, 1)``.
-        of_loss: cotangent of the loss, ``(…, 1)``.
-        of_z: cotangent of the z-loss term, ``(…, 1)``, or None for zero.
+        labels: relative to each share.
+        valid: whether the label is a vocabulary entry.
+        lse: log-sum-exp over the whole vocabulary.
+        of_loss: cotangent of the loss.
+        of_z: cotangent of the z-loss term, or None for zero.
+
+    All but ``hidden`` have an axis more where the vocabulary is divided, for the shares.
     """
 
     hidden: jax.Array
@@ -178,7 +180,7 @@ class _Token(NamedTuple):
     of_z: jax.Array | None
 
     def cotangent(self, plan: TilePlan, logits: jax.Array, start: Index) -> jax.Array:
-        """Cotangent of a tile of logits ``(…, shards · columns)``."""
+        """Cotangent of a tile of logits, all shares side by side in its last axis."""
         axis = logits.ndim - 1
         cotangent = logit_cotangent(
             plan.shares(logits, axis),
@@ -189,7 +191,7 @@ class _Token(NamedTuple):
             self.of_z,
             plan.z_loss,
         )
-        return cotangent.reshape(logits.shape)
+        return plan.whole(cotangent, axis)
 
 
 def _online_bwd(
@@ -239,10 +241,10 @@ def _tokens(
     return _Token(
         hidden=plan.cut(hidden),
         labels=plan.relative_labels(cut_labels),
-        valid=label_mask(cut_labels, plan.vocab)[..., None],
-        lse=LogSumExp(lse.shift[..., None], lse.log_sum[..., None]),
-        of_loss=plan.cut(of_loss)[..., None],
-        of_z=None if isinstance(of_z, SymbolicZero) else plan.cut(of_z)[..., None],
+        valid=plan.beside_shares(label_mask(cut_labels, plan.vocab)),
+        lse=plan.beside_shares(lse),
+        of_loss=plan.beside_shares(plan.cut(of_loss)),
+        of_z=None if isinstance(of_z, SymbolicZero) else plan.beside_shares(plan.cut(of_z)),
     )
 
 

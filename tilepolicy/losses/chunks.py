@@ -1,0 +1,201 @@
+"""One pass over the chunks of the tokens: sums, and the gradients that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tilepolicy.losses.arithmetic import (
+    LogSumExp,
+    accumulation_dtype,
+    label_mask,
+    logit_cotangent,
+    token_losses,
+    weighted_sum,
+)
+from tilepolicy.losses.head import HeadModel
+from tilepolicy.losses.layout import (
+    LossSharding,
+    merge_tokens,
+    split_tokens,
+    write_chunk,
+)
+from tilepolicy.losses.pytrees import PyTree
+from tilepolicy.losses.sparse import target_logits
+
+__all__ = ["ChunkPlan", "ChunkSums", "Wanted", "accumulated", "sum_over_chunks"]
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """Everything about a call that is known at trace time."""
+
+    model: HeadModel
+    factors: tuple[int, ...]
+    z_loss: float
+    sharding: LossSharding | None
+    ag_once: bool
+    reduce_once: bool
+
+    def ready(
+        self, params: PyTree, hidden: jax.Array, constants: PyTree
+    ) -> tuple[HeadModel, PyTree]:
+        """The model and its parameters, cast and gathered once before the loop."""
+        model = self.model.bind(constants)
+        params = model.prepare(params, hidden)
+        if self.sharding is not None:
+            params = self.sharding.stored(params)
+            if self.ag_once:
+                params = self.sharding.gathered(params)
+        return model, params
+
+    def stored(self, params: PyTree) -> PyTree:
+        """Parameters or their gradients, sharded as the parameters are stored."""
+        return params if self.sharding is None else self.sharding.stored(params)
+
+    # The same inside the loop. A constraint outside of the loop does not hold inside: XLA lays the
+    # loop's operands out as its body wants them, which is gathered for the parameters, and as
+    # stored for the gradients.
+
+    def params_in_loop(self, params: PyTree) -> PyTree:
+        """Parameters of one chunk: without ``ag_once`` nothing stays gathered between chunks."""
+        return params if self.ag_once else self.stored(params)
+
+    def gradients_in_loop(self, gradients: PyTree) -> PyTree:
+        """Gradients of one chunk: with ``reduce_once`` each device sums its own tokens' share."""
+        if self.sharding is None or not self.reduce_once:
+            return self.stored(gradients)
+        return self.sharding.gathered(gradients)
+
+    def on_tokens(self, values: jax.Array) -> jax.Array:
+        """An array whose first axes are those of the tokens, left where the tokens are."""
+        return values if self.sharding is None else self.sharding.of_tokens(values)
+
+    def chunks(self, values: jax.Array) -> jax.Array:
+        """``values`` cut into chunks along a new first axis."""
+        return split_tokens(self.on_tokens(values), self.factors)
+
+    def merged(self, chunks: jax.Array) -> jax.Array:
+        """The inverse of ``chunks``."""
+        return self.on_tokens(merge_tokens(chunks, self.factors))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which gradients are to be formed."""
+
+    params: bool = False
+    hidden: bool = False
+    weights: bool = False
+
+    @property
+    def of_logits(self) -> bool:
+        """Whether the cotangent of the logits is needed at all."""
+        return self.params or self.hidden
+
+
+class ChunkSums(NamedTuple):
+    """What one pass over the tokens gives; the gradients belong to a cotangent of one.
+
+    Attributes:
+        loss: weighted sum of the losses.
+        z_loss: weighted sum of the z-loss terms.
+        of_params: pytree in the accumulation dtype, or None.
+        of_hidden: ``(*tokens, D)`` in the dtype of hidden, or None.
+        token_losses: losses and z-loss terms of each token, in chunks, or None.
+    """
+
+    loss: jax.Array
+    z_loss: jax.Array
+    of_params: PyTree = None
+    of_hidden: jax.Array | None = None
+    token_losses: tuple[jax.Array, jax.Array] | None = None
+
+
+def sum_over_chunks(
+    plan: ChunkPlan, inputs: PyTree, wanted: Wanted, *, of_z_loss: bool = False
+) -> ChunkSums:
+    """One pass over all chunks; the gradients are of the loss sum, or of the z-loss sum."""
+    params, hidden, labels, weights, constants = inputs
+    model, params = plan.ready(params, hidden, constants)
+
+    def step(chunk: tuple[jax.Array, ...]) -> ChunkSums:
+        chunk = tuple(plan.on_tokens(part) for part in chunk)
+        return _one_chunk(plan, model, params, chunk, wanted, of_z_loss=of_z_loss)
+
+    chunks = tuple(plan.chunks(part) for part in (hidden, labels, weights))
+    result = _over_chunks(plan, step, chunks, hidden)
+    return result._replace(of_params=plan.stored(result.of_params) if wanted.params else None)
+
+
+def _over_chunks(
+    plan: ChunkPlan,
+    step: Callable[[tuple[jax.Array, ...]], ChunkSums],
+    chunks: tuple[jax.Array, ...],
+    hidden: jax.Array,
+) -> ChunkSums:
+    """Sums the results of all chunks; what belongs to single tokens is put in their places."""
+    first = tuple(part[0] for part in chunks)
+    if len(chunks[0]) == 1:
+        only = step(first)
+        return only._replace(token_losses=jax.tree.map(lambda x: x[None], only.token_losses))
+
+    def body(carry: tuple[PyTree, PyTree], part: PyTree) -> tuple[tuple[PyTree, PyTree], PyTree]:
+        index, chunk = part
+        sums, of_hidden = carry
+        result = step(chunk)
+        if of_hidden is not None and result.of_hidden is not None:
+            of_hidden = write_chunk(of_hidden, result.of_hidden, index, plan.factors)
+        return (jax.tree.map(jnp.add, sums, result[:3]), of_hidden), result.token_losses
+
+    shapes = jax.eval_shape(step, first)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3])
+    of_hidden = None if shapes.of_hidden is None else jnp.zeros_like(hidden)
+    numbers = jnp.arange(len(chunks[0]), dtype=jnp.int32)
+    (sums, of_hidden), losses = lax.scan(body, (zeros, of_hidden), (numbers, chunks))
+    return ChunkSums(sums[0], sums[1], sums[2], of_hidden, losses)
+
+
+def _one_chunk(
+    plan: ChunkPlan,
+    model: HeadModel,
+    params: PyTree,
+    chunk: tuple[jax.Array, ...],
+    wanted: Wanted,
+    *,
+    of_z_loss: bool,
+) -> ChunkSums:
+    """Sums and gradients of one chunk ``(hidden, labels, weights)``."""
+    hidden, labels, weights = chunk
+    params = plan.params_in_loop(params)
+    if wanted.of_logits:
+        logits, pullback = model.vjp(
+            params, hidden, of_params=wanted.params, of_hidden=wanted.hidden
+        )
+    else:
+        logits = model.logits(params, hidden)
+    lse, valid = LogSumExp.of(logits), label_mask(labels, logits.shape[-1])
+    losses = token_losses(lse, target_logits(logits, labels), valid, plan.z_loss)
+    sums = (weighted_sum(losses[0], weights), weighted_sum(losses[1], weights))
+    kept = losses if wanted.weights else None
+    if not wanted.of_logits:
+        return ChunkSums(*sums, token_losses=kept)
+    factors = weights.astype(losses[0].dtype)
+    of_loss, of_z = (jnp.zeros_like(factors), factors) if of_z_loss else (factors, None)
+    cotangent = logit_cotangent(logits, lse, labels, valid, of_loss, of_z, plan.z_loss)
+    of_params, of_hidden = pullback(cotangent.astype(logits.dtype))
+    if of_hidden is not None:
+        of_hidden = plan.on_tokens(of_hidden.astype(hidden.dtype))
+    if wanted.params:
+        of_params = plan.gradients_in_loop(jax.tree.map(accumulated, of_params))
+    return ChunkSums(*sums, of_params, of_hidden, kept)
+
+
+def accumulated(gradient: jax.Array) -> jax.Array:
+    """A gradient in the dtype that sums of gradients are held in."""
+    return gradient.astype(accumulation_dtype(gradient.dtype))
