@@ -40,9 +40,10 @@ class Named:
 
 def builtin_policies() -> Mapping[str, Traversable]:
     """The shipped policies by name: inside a wheel, or beside the package in a source tree."""
-    folder: Traversable = resources.files("tilepolicy").joinpath("_data", "policies")
+    package = resources.files("tilepolicy")
+    folder: Traversable = package.joinpath("_data", "policies")
     if not folder.is_dir():
-        folder = Path(__file__).parent.parent / "policies"
+        folder = Path(str(package)).parent / "policies"
     files = {item.name: item for item in folder.iterdir()} if folder.is_dir() else {}
     return {
         name.removesuffix(".yml"): files[name] for name in sorted(files) if name.endswith(".yml")
