@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from tilepolicy.config_files import Locator
 from tilepolicy.config_values import ConfigValue, ConfigValues, Entries
@@ -30,7 +30,7 @@ def is_config_object(config: object) -> bool:
 
 def object_values(config: object, locator: Locator) -> ConfigValues:
     """The values of a config object; see :func:`tilepolicy.configs.read` for what is explicit."""
-    model: _Model = getattr(config, "_pydantic_config", config)
+    model = cast(_Model, getattr(config, "_pydantic_config", config))
     set_by_user = model.model_fields_set
     base = dict(locator.keys.fields) | dict(locator.keys.base)
     entries: Entries = {}

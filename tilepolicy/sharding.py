@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeGuard
 
 from tilepolicy.errors import Problem
 
@@ -121,7 +121,7 @@ def _sizes(
     return sizes
 
 
-def _is_count(size: object) -> bool:
+def _is_count(size: object) -> TypeGuard[int]:
     return isinstance(size, int) and not isinstance(size, bool) and size > 0
 
 

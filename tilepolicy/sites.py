@@ -120,7 +120,7 @@ def _scale(values: ConfigValues, part: str) -> int:
     scale = values.get("global_parameter_scale")
     log = scale.bit_length() - 1 if isinstance(scale, int) and scale > 0 else 0
     base, rest = divmod(log, 3)
-    return 2 ** (base + int(rest > (1 if part == "emb" else 0)))
+    return 1 << (base + int(rest > (1 if part == "emb" else 0)))
 
 
 def _count(values: ConfigValues, key: str) -> int | None:
