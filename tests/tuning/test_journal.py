@@ -158,7 +158,7 @@ def test_equal_kernels_are_compiled_once() -> None:
     mirrored = replace(REQUEST, site=replace(SITE, layer="wo", embed_dim=512, mlp_dim=1024))
     found = compiler.verdicts([REQUEST, mirrored, OTHER])
     assert set(found) == {REQUEST.identity, OTHER.identity}
-    assert fake.requests == [mirrored]
+    assert fake.requests == [REQUEST]
     assert told == [(OTHER.tile, 1, 2, True), (REQUEST.tile, 2, 2, False)]
     assert compiler.verdict(REQUEST).request == REQUEST
 

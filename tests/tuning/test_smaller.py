@@ -49,8 +49,8 @@ def test_the_smallest_change_is_confirmed_by_compiling() -> None:
     fake = FakeTpuCompiler()
     found = smallest_change(REQUEST, TILE, Compiler(run=fake))
     assert found is not None
-    assert found.changed == ("batch_seq",)
-    assert found.tile == {"batch_seq": 512, "embed_dim": 2048, "mlp_dim": 1024}
+    assert found.changed("wi") == ("batch_seq",)
+    assert found.tile == GmmTile(512, 2048, 1024)
     assert found.verdict.fits
     assert found.scoped_vmem_limit_kib is None
     assert [request.tile for request in fake.requests] == [GmmTile(512, 2048, 1024)]
@@ -62,7 +62,7 @@ def test_a_refused_proposal_is_passed_over() -> None:
     fake.statuses[GmmTile(512, 2048, 1024)] = "failed"
     found = smallest_change(REQUEST, TILE, Compiler(run=fake))
     assert found is not None
-    assert found.tile != {"batch_seq": 512, "embed_dim": 2048, "mlp_dim": 1024}
+    assert found.tile != GmmTile(512, 2048, 1024)
     assert fake.requests[0].tile == GmmTile(512, 2048, 1024)
 
 
@@ -78,7 +78,7 @@ def test_the_limit_that_a_tile_needs() -> None:
     """The lowest whole MiB under which the tile compiles, without changing it."""
     found = fitting_limit(REQUEST, TILE, Compiler(run=FakeTpuCompiler()))
     assert found is not None
-    assert found.changed == ()
+    assert found.changed("wi") == ()
     limit = found.scoped_vmem_limit_kib
     assert limit is not None
     assert limit % 1024 == 0

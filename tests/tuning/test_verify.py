@@ -79,9 +79,25 @@ def test_a_tile_that_does_not_fit(tmp_path: Path) -> None:
     assert site.outcome == "does-not-fit"
     assert site.verdict.available_bytes == 16 * 2**20
     assert site.smaller is not None
-    assert site.smaller.changed == ("embed_dim",)
+    assert site.smaller.changed("wi") == ("embed_dim",)
     assert site.higher is not None
     assert site.higher.scoped_vmem_limit_kib is not None
+
+
+def test_a_shared_kernel_is_named_by_each_layer(tmp_path: Path) -> None:
+    """With embed = mlp both layers run one kernel; the axis to change has another name in each."""
+    path = write_config(tmp_path)
+    text = path.read_text().replace("base_moe_mlp_dim: 512", "base_moe_mlp_dim: 2048")
+    text = text.replace("base_emb_dim: 1024", "base_emb_dim: 2048")
+    rows = "".join(f"{layer}_tile_fwd_batch_seq: 1024\n" for layer in ("wi", "wo"))
+    path.write_text(text + rows)
+    fake = FakeTpuCompiler()
+    sites = verify_json(verified(path, "v5p", fake=fake))["devices"][0]["sites"]
+    failed = {site["layer"]: site["suggestions"][0] for site in sites if site["pass"] == "fwd"}
+    assert failed["wi"]["changed"] == ["embed_dim"]
+    assert failed["wo"]["changed"] == ["mlp_dim"]
+    assert failed["wi"]["tile"] == {"batch_seq": 1024, "embed_dim": 512, "mlp_dim": 1024}
+    assert failed["wo"]["tile"] == {"batch_seq": 1024, "embed_dim": 1024, "mlp_dim": 512}
 
 
 def test_suggestions_can_be_left_out(tmp_path: Path) -> None:

@@ -60,7 +60,9 @@ class Compiler:
             MissingLibraryError: a library is not installed.
             VerifyError: the compiler does not start, or joblib does not know the backend.
         """
-        wanted = {request.identity: request for request in requests}
+        wanted: dict[str, CompileRequest] = {}
+        for request in requests:
+            wanted.setdefault(request.identity, request)
         found: dict[str, CompileVerdict] = {}
         for identity, request in wanted.items():
             known = self.journal.get(request, self.timeout_seconds)

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Final
 
 from tilepolicy.backends import illegal_tile
-from tilepolicy.settings import AXES, Axis
+from tilepolicy.settings import AXES, Axis, Layer
 from tilepolicy.tuning.batch import Compiler
 from tilepolicy.tuning.candidates import legal_sizes
 from tilepolicy.tuning.compiler import CompileRequest, CompileVerdict
@@ -30,17 +30,25 @@ _FLAG_SHARE: Final = 0.9
 class Suggestion:
     """A change with which the kernel compiled.
 
+    wi and wo can share a kernel (with equal sizes), so that the axes are named by the caller's
+    layer.
+
     Attributes:
-        tile: the tile, by policy names.
-        changed: the axes that differ from the tile that failed.
+        old: the tile that failed, by forward axes.
+        tile: the tile that compiled, by forward axes.
         scoped_vmem_limit_kib: the limit under which it compiled; None for the one that applied.
         verdict: the compile that confirmed it.
     """
 
-    tile: dict[str, int]
-    changed: tuple[Axis, ...]
+    old: GmmTile
+    tile: GmmTile
     scoped_vmem_limit_kib: int | None
     verdict: CompileVerdict
+
+    def changed(self, layer: Layer) -> tuple[Axis, ...]:
+        """The axes that differ, when the kernel is the given layer's."""
+        before, after = self.old.to_policy(layer), self.tile.to_policy(layer)
+        return tuple(axis for axis in AXES if before[axis] != after[axis])
 
 
 def smaller_tiles(site: Site, tile: GmmTile) -> Iterator[GmmTile]:
@@ -92,7 +100,7 @@ def smallest_change(
             continue
         verdict = compiler.verdict(replace(request, tile=smaller))
         if verdict.fits:
-            return _suggestion(site, tile, smaller, None, verdict)
+            return Suggestion(tile, smaller, None, verdict)
         attempts += 1
         if attempts == _ATTEMPTS:
             return None
@@ -123,17 +131,9 @@ def fitting_limit(request: CompileRequest, tile: GmmTile, compiler: Compiler) ->
     for limit in (least, least + _FLAG_STEP_KIB):
         confirmed = compiler.verdict(replace(asked, scoped_vmem_limit_kib=limit))
         if confirmed.fits:
-            return _suggestion(request.site, tile, tile, limit, confirmed)
-    return _suggestion(request.site, tile, tile, most, verdict)
+            return Suggestion(tile, tile, limit, confirmed)
+    return Suggestion(tile, tile, most, verdict)
 
 
 def _reductions(site: Site, axis: Axis, old: int) -> tuple[int, ...]:
     return (old, *(size for size in legal_sizes(site, axis) if size < old))
-
-
-def _suggestion(
-    site: Site, old: GmmTile, new: GmmTile, limit: int | None, verdict: CompileVerdict
-) -> Suggestion:
-    before, after = old.to_policy(site.layer), new.to_policy(site.layer)
-    changed = tuple(axis for axis in AXES if before[axis] != after[axis])
-    return Suggestion(after, changed, limit, verdict)

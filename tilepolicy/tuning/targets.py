@@ -166,7 +166,7 @@ def find_targets(
         known = _facts(model.values, device, scoped_vmem_limit_kib)
         name = tpu(str(known.values["device"])).name
         resolver = Resolver(policy, model.values, known)
-        found |= dict.fromkeys(_problems(resolver))
+        found |= dict.fromkeys(p for p in _problems(resolver) if not _told(p, model))
         limit = scoped_vmem_limit_kib or _flagged_limit(known, name)
         backend = str(known.values["backend"])
         if backend not in BACKENDS:
@@ -180,6 +180,11 @@ def find_targets(
     if unknown:
         raise VerifyError(unknown)
     return Targets(name, tuple(targets), tuple(notes), tuple(found))
+
+
+def _told(problem: Problem, model: ModelConfig) -> bool:
+    """Whether a problem is answered by resolving a distillation's models one by one."""
+    return bool(model.role) and problem.code == "distillation-student"
 
 
 def _facts(values: ConfigValues, device: str, limit: int | None) -> facts.Facts:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from tilepolicy.report import Block, Cell, Column, Lines, Row, Table, origin_text, problem_json
-from tilepolicy.settings import AXES
+from tilepolicy.settings import AXES, Layer
 from tilepolicy.tuning.smaller import Suggestion
 from tilepolicy.tuning.tpus import tpu
 from tilepolicy.tuning.verify import DeviceReport, SiteReport, VerifyReport
@@ -93,14 +93,16 @@ def _site_json(report: SiteReport) -> dict[str, Any]:
         "bytes_accessed": verdict.bytes_accessed,
         "roofline_seconds": verdict.roofline_seconds,
         "kernel": {"flops": verdict.kernel_flops, "bytes_accessed": verdict.kernel_bytes},
-        "suggestions": [_suggestion_json(s) for s in (report.smaller, report.higher) if s],
+        "suggestions": [
+            _suggestion_json(s, site.layer) for s in (report.smaller, report.higher) if s
+        ],
     }
 
 
-def _suggestion_json(suggestion: Suggestion) -> dict[str, Any]:
+def _suggestion_json(suggestion: Suggestion, layer: Layer) -> dict[str, Any]:
     return {
-        "tile": suggestion.tile,
-        "changed": list(suggestion.changed),
+        "tile": suggestion.tile.to_policy(layer),
+        "changed": list(suggestion.changed(layer)),
         "scoped_vmem_limit_kib": suggestion.scoped_vmem_limit_kib,
         "used_bytes": suggestion.verdict.used_bytes,
         "roofline_seconds": suggestion.verdict.roofline_seconds,
@@ -155,7 +157,9 @@ def _details(report: SiteReport) -> Iterator[str]:
     elif not report.ok and verdict.message:
         yield verdict.message
     if (smaller := report.smaller) is not None:
-        changes = ", ".join(f"{axis}: {smaller.tile[axis]}" for axis in smaller.changed)
+        layer = report.target.site.layer
+        sizes = smaller.tile.to_policy(layer)
+        changes = ", ".join(f"{axis}: {sizes[axis]}" for axis in smaller.changed(layer))
         vmem = _vmem_text(smaller.verdict.used_bytes, smaller.verdict.available_bytes)
         yield f"smallest change that fits: {changes} ({vmem} MiB{_slower(report)})"
     if (higher := report.higher) is not None:
