@@ -16,7 +16,9 @@ MaxText keeps the split state itself from 0.2.5 on, with its own checks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 import jax
@@ -36,6 +38,9 @@ class NotReusableError(Exception):
 class PureState:
     """What ``nnx.split`` gives for an engine's train state and for the model in it.
 
+    Everything that runs in each step is a pass over flat tuples in C, or a walk over the nested
+    mappings of a state; the modules themselves are walked once, when the object is made.
+
     Attributes:
         state: the live train state.
         model: the live model, ``state.model``.
@@ -50,17 +55,21 @@ class PureState:
         self.state = state
         self.model = state.model
         self._state_graphdef, self._state_pure = nnx.split(state)
-        self._model_graphdef, params, rest = nnx.split(self.model, nnx.Param, ...)
-        self._params, self._rest = params, rest
-        self._param_paths = _template(params)
-        self._rest_paths = _template(rest)
+        self._model_graphdef, self._params, self._rest = nnx.split(self.model, nnx.Param, ...)
+        self._param_shape = _shape(self._params.raw_mapping)
+        self._rest_shape = _shape(self._rest.raw_mapping)
+        self._state_shape = _shape(self._state_pure.raw_mapping)
+        self._rest_is_newer = False
         self._check_parts()
         self._watch()
 
     def is_current(self) -> bool:
         """Whether the live objects are what they were after the last publication."""
-        return all(map(_same, self._variables, self._published)) and all(
-            _unchanged(node, attributes) for node, attributes in self._nodes
+        return (
+            all(map(operator.is_, map(_RAW, self._variables), self._published))
+            and all(map(operator.is_, map(_RAW, self._rest_variables), self._rest_published))
+            and sum(map(len, self._attributes)) == len(self._known)
+            and all(map(operator.is_, _values(self._attributes), self._known))
         )
 
     def split_model(self) -> tuple[Foreign, Foreign, Foreign]:
@@ -69,6 +78,11 @@ class PureState:
 
     def split_state(self) -> tuple[Foreign, Foreign]:
         """What ``nnx.split(state)`` would give."""
+        if self._rest_is_newer:
+            whole = self._state_pure.raw_mapping
+            model = _grafted(whole[_MODEL], self._rest.raw_mapping)
+            self._state_pure = nnx.State({**whole, _MODEL: model})
+            self._rest_is_newer = False
         return self._state_graphdef, self._state_pure
 
     def publish_rest(self, rest: Foreign) -> None:
@@ -77,14 +91,13 @@ class PureState:
         Raises:
             NotReusableError: they are not those the model was split into.
         """
-        if _template(rest) != self._rest_paths:
+        if not _fits(rest.raw_mapping, self._rest_shape):
             raise NotReusableError(
                 "fwd_bwd returned other non-parameters than the model was split into"
             )
         self._rest = rest
-        model = nnx.merge_state(self._params, rest)
-        self._state_pure = _with_model(self._state_pure, model)
-        self._read_published()
+        self._rest_is_newer = True
+        self._rest_published = tuple(map(_RAW, self._rest_variables))
 
     def publish_state(self, state: Foreign) -> None:
         """Take over the state that an update returned.
@@ -92,43 +105,62 @@ class PureState:
         Raises:
             NotReusableError: it does not have the parts that the state was split into.
         """
-        if _template(state) != self._state_paths:
+        if not _fits(state.raw_mapping, self._state_shape):
             raise NotReusableError("update returned another state than the engine was split into")
         model = state.raw_mapping[_MODEL]
-        self._params = nnx.State(_pick(model, self._param_paths))
-        self._rest = nnx.State(_pick(model, self._rest_paths))
+        self._params = nnx.State(_picked(model, self._param_shape))
+        self._rest = nnx.State(_picked(model, self._rest_shape))
         self._state_pure = state
+        self._rest_is_newer = False
         self._read_published()
 
     def _check_parts(self) -> None:
-        state = self._state_pure
-        if not isinstance(state, nnx.State) or _MODEL not in state:
+        """Put the state together from its parts, and take it apart, as each step will do."""
+        whole = self._state_pure.raw_mapping
+        if _MODEL not in whole:
             raise NotReusableError(f"the train state has no {_MODEL!r} part")
-        rebuilt = _with_model(state, nnx.merge_state(self._params, self._rest))
-        if not _same_structure(rebuilt, state):
+        joined = nnx.merge_state(self._params, self._rest)
+        rebuilt = nnx.State({**whole, _MODEL: joined.raw_mapping})
+        if not _same_structure(rebuilt, self._state_pure):
             raise NotReusableError(f"the {_MODEL!r} part of the train state is not the model's")
-        self._state_paths = _template(state)
-        picked = nnx.State(_pick(state.raw_mapping[_MODEL], self._param_paths))
-        if not _same_structure(picked, self._params):
-            raise NotReusableError("the parameters cannot be picked out of the train state")
+        for part, shape in ((self._params, self._param_shape), (self._rest, self._rest_shape)):
+            if not _same_structure(nnx.State(_picked(whole[_MODEL], shape)), part):
+                raise NotReusableError("the model cannot be picked out of the train state")
 
     def _watch(self) -> None:
         """Find the live variables and modules; both graphs are walked this once."""
         variables: dict[int, Foreign] = {}
-        nodes: dict[int, Foreign] = {}
+        modules: dict[int, Foreign] = {}
         for _, node in nnx.iter_graph(self.state):
             if isinstance(node, nnx.Variable):
                 variables[id(node)] = node
             elif isinstance(node, nnx.Module):
-                nodes[id(node)] = node
+                modules[id(node)] = node
         if len(variables) != len(nnx.to_flat_state(self._state_pure)):
             raise NotReusableError("the train state has variables that nnx.split leaves out")
-        self._variables = tuple(variables.values())
-        self._nodes = tuple((node, dict(vars(node))) for node in nodes.values())
+        of_rest = {
+            id(node)
+            for _, node in nnx.iter_graph(self.model)
+            if isinstance(node, nnx.Variable) and not isinstance(node, nnx.Param)
+        }
+        self._variables = tuple(v for key, v in variables.items() if key not in of_rest)
+        self._rest_variables = tuple(v for key, v in variables.items() if key in of_rest)
+        self._attributes = tuple(module.__dict__ for module in modules.values())
+        self._known = tuple(_values(self._attributes))
         self._read_published()
 
     def _read_published(self) -> None:
-        self._published = tuple(map(_raw, self._variables))
+        """Remember the arrays that the live variables hold now."""
+        self._published = tuple(map(_RAW, self._variables))
+        self._rest_published = tuple(map(_RAW, self._rest_variables))
+
+
+_RAW = operator.methodcaller("get_raw_value")
+
+
+def _values(attributes: tuple[dict[str, Foreign], ...]) -> Iterator[Foreign]:
+    """Every attribute of every module, one after the other."""
+    return chain.from_iterable(map(dict.values, attributes))
 
 
 def _same_structure(one: Foreign, other: Foreign) -> bool:
@@ -136,45 +168,35 @@ def _same_structure(one: Foreign, other: Foreign) -> bool:
     return first == jax.tree.structure(other)
 
 
-def _raw(variable: Foreign) -> Foreign:
-    return variable.get_raw_value()
-
-
-def _same(variable: Foreign, value: Foreign) -> bool:
-    return variable.get_raw_value() is value
-
-
-def _unchanged(node: Foreign, attributes: Mapping[str, Foreign]) -> bool:
-    present = vars(node)
-    return len(present) == len(attributes) and all(
-        present.get(name, attributes) is value for name, value in attributes.items()
-    )
-
-
-def _with_model(state: Foreign, model: Foreign) -> Foreign:
-    """The state with its model part replaced, in the nesting that ``nnx.split`` gives."""
-    return nnx.State({**state.raw_mapping, _MODEL: model.raw_mapping})
-
-
-def _template(tree: Foreign) -> Foreign:
-    """The nesting of a state, with the type of each variable for a leaf."""
-    if isinstance(tree, nnx.State):
-        tree = tree.raw_mapping
-    if isinstance(tree, Mapping):
-        return {key: _template(value) for key, value in tree.items()}
+def _shape(tree: Foreign) -> Foreign:
+    """The nesting of a state's mapping, with the type of each variable for a leaf."""
+    if isinstance(tree, dict):
+        return {key: _shape(value) for key, value in tree.items()}
     return type(tree)
 
 
-def _pick(
-    tree: Mapping[Foreign, Foreign], template: Mapping[Foreign, Foreign]
-) -> dict[Foreign, Foreign]:
-    """The part of a nesting that a template names, without copying a variable."""
+def _fits(tree: Foreign, shape: dict[Foreign, Foreign]) -> bool:
+    """Whether a state's mapping has this nesting and these types."""
+    if type(tree) is not dict or len(tree) != len(shape):
+        return False
+    for key, inner in shape.items():
+        value = tree.get(key)
+        if not (_fits(value, inner) if type(inner) is dict else type(value) is inner):
+            return False
+    return True
+
+
+def _picked(tree: dict[Foreign, Foreign], shape: dict[Foreign, Foreign]) -> dict[Foreign, Foreign]:
+    """The part of a nesting that a shape names; variables are not copied."""
     return {
-        key: _pick(_mapping(tree[key]), inner) if isinstance(inner, Mapping) else tree[key]
-        for key, inner in template.items()
+        key: _picked(tree[key], inner) if type(inner) is dict else tree[key]
+        for key, inner in shape.items()
     }
 
 
-def _mapping(tree: Foreign) -> Mapping[Foreign, Foreign]:
-    found: Mapping[Foreign, Foreign] = tree.raw_mapping if isinstance(tree, nnx.State) else tree
-    return found
+def _grafted(tree: dict[Foreign, Foreign], newer: dict[Foreign, Foreign]) -> dict[Foreign, Foreign]:
+    """A nesting with some of its leaves replaced; what is not on their way is shared."""
+    grown = dict(tree)
+    for key, value in newer.items():
+        grown[key] = _grafted(tree[key], value) if type(value) is dict else value
+    return grown
