@@ -95,15 +95,15 @@ def test_the_head_is_gathered_once(tmp_path: Path) -> None:
             "model_name=default",
             "compile_topology=v6e-8",
             "ici_fsdp_parallelism=8",
-            "vocab_size=131072",
+            "vocab_size=16384",
             "num_vocab_tiling=8",
             "base_num_decoder_layers=1",
-            "base_emb_dim=2048",
-            "base_mlp_dim=4096",
-            "base_num_query_heads=16",
-            "base_num_kv_heads=16",
+            "base_emb_dim=512",
+            "base_mlp_dim=1024",
+            "base_num_query_heads=4",
+            "base_num_kv_heads=4",
             "head_dim=128",
-            "max_target_length=2048",
+            "max_target_length=1024",
             "per_device_batch_size=1",
         ],
         f"base_output_directory={tmp_path}",
@@ -116,7 +116,7 @@ def test_the_head_is_gathered_once(tmp_path: Path) -> None:
         jobs.append({"name": name, "hlo": f"{name}.hlo", "arguments": [*options, *arguments]})
     run(tmp_path, jobs)
     gathers = {
-        job["name"]: head_gathers((tmp_path / job["hlo"]).read_text(), 2048, 131072, 8)
+        job["name"]: head_gathers((tmp_path / job["hlo"]).read_text(), 512, 16384, 8)
         for job in jobs
     }
     assert gathers == {"upstream-false": 16, "upstream-true": 1, "chunked-true": 1}

@@ -79,6 +79,7 @@ def run(
     from tilepolicy import run as runner
     from tilepolicy.report import render_problems
 
+    _look_here_for_modules()
     try:
         loaded = load_policies(policy, allow_outside=allow_outside)
         job = runner.prepare(loaded, module, arguments or (), device=device, strict=strict)
@@ -88,6 +89,13 @@ def run(
         sys.stderr.write(render_problems(error.problems, "text"))
         code = EXIT_BEFORE_START
     sys.exit(code)
+
+
+def _look_here_for_modules() -> None:
+    """Find modules in the working folder first, as ``python -m`` does and a script does not."""
+    here = str(Path.cwd())
+    if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
 
 
 def register(app: typer.Typer) -> None:
