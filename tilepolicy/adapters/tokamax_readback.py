@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tilepolicy.adapters import tokamax_upstream
-from tilepolicy.adapters.tokamax_config import config_fields
 from tilepolicy.axes import GmmShape, Kernel
 from tilepolicy.errors import Problem, ScopeError, VerifyError
 from tilepolicy.resolution import SettingValue
 from tilepolicy.session import Lookup
-from tilepolicy.settings import Pass
+from tilepolicy.settings import Layer, Pass
 
 __all__ = ["ReadKernel", "Verification", "verify"]
 
 type Tile = tuple[SettingValue, SettingValue, SettingValue]
 
 _TILE: Final = ("tile_m", "tile_k", "tile_n")
+_PASSES: Final[Mapping[tuple[int, int], Pass]] = {
+    (1, 1): "fwd",
+    (1, 2): "dlhs",
+    (0, 0): "drhs",
+}
 _KERNELS: Final[Mapping[str, Kernel]] = {"v1": "tokamax_v1", "v2": "tokamax_v2"}
 
 
@@ -33,12 +37,14 @@ class ReadKernel:
             product of a transposed matrix, and nothing in the program tells.
         sizes: (m, k, n) of the forward problem; of a v2 kernel without a pass, as called.
         tile: (tile_m, tile_k, tile_n) as the kernel's config names them.
+        layer: the layer, if the op carries it and the program says so; else None.
     """
 
     kernel: Kernel
     pass_: Pass | None
     sizes: tuple[int, int, int]
     tile: Tile
+    layer: Layer | None = None
 
     def __str__(self) -> str:
         m, k, n = self.sizes
@@ -110,21 +116,30 @@ def verify(
 
 def _lowered(program: Any) -> Iterator[ReadKernel]:  # noqa: ANN401 - jax.stages.Lowered
     upstream = tokamax_upstream.load()
-    for spec in upstream.op_specs(program):
-        kernel = upstream.kernel_of(spec.op)
-        pass_ = None if kernel is None else upstream.pass_of(_dimensions(spec))
-        if kernel is None or pass_ is None or spec.op.config is None:
+    for payload in upstream.op_payloads(program):
+        op, arguments = payload["op"], payload["arguments"]
+        kernel = upstream.payload_kernel(op)
+        if kernel is None:
             continue
-        lhs, rhs = (tuple(spec.arguments[name].shape) for name in ("lhs", "rhs"))
-        groups = rhs[0] if pass_ != "drhs" else 1
+        pass_ = _pass(arguments["ragged_dot_dimension_numbers"])
+        lhs, rhs = _shape(arguments["lhs"]), _shape(arguments["rhs"])
+        groups = 1 if pass_ == "drhs" else rhs[0]
         shape = GmmShape.of_operands(pass_, lhs, rhs, groups)
-        yield ReadKernel(
-            kernel, pass_, (shape.m, shape.k, shape.n), _tile(config_fields(spec.op.config))
-        )
+        tile = _tile(op["config"].items())
+        sizes = (shape.m, shape.k, shape.n)
+        yield ReadKernel(kernel, pass_, sizes, tile, op.get("tilepolicy_layer"))
 
 
-def _dimensions(spec: Any) -> object:  # noqa: ANN401 - upstream BoundArguments
-    return spec.arguments["ragged_dot_dimension_numbers"]
+def _pass(dimension_numbers: Mapping[str, Any]) -> Pass:
+    """The pass by its contracted dimensions, as the payload writes dimension numbers."""
+    (lhs, rhs), _ = dimension_numbers["dot_dimension_numbers"]
+    return _PASSES[lhs[0], rhs[0]]
+
+
+def _shape(array: Any) -> tuple[int, ...]:  # noqa: ANN401 - JSON: text, or parts of one
+    """Sizes of ``bf16[8,128]``; of a quantized array those of its values."""
+    text = array if isinstance(array, str) else (array.get("qvalue") or array["value"])
+    return tuple(int(size) for size in text[text.index("[") + 1 : text.index("]")].split(","))
 
 
 def _compiled(program: Any) -> Iterator[ReadKernel]:  # noqa: ANN401 - jax.stages.Compiled
@@ -163,6 +178,8 @@ def _by_call(lookups: Iterable[Lookup]) -> dict[_Call, list[Lookup]]:
 
 
 def _judge(kernel: ReadKernel, lookups: list[Lookup]) -> str | Problem:
+    if kernel.layer is not None:
+        lookups = [lookup for lookup in lookups if lookup.layer in (None, kernel.layer)]
     decided = {_tile(lookup.config): lookup.site for lookup in lookups if lookup.config}
     if kernel.tile in decided:
         return "confirmed"

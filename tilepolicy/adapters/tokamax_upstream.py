@@ -9,8 +9,9 @@ missing one is an error that names it and the installed version.
 from __future__ import annotations
 
 import importlib
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +24,7 @@ from tilepolicy.errors import AdapterError, MissingLibraryError, Problem
 from tilepolicy.installed import installed_version
 from tilepolicy.settings import Pass
 
-__all__ = ["LIBRARY", "OLDEST", "READ_IN", "Upstream", "load"]
+__all__ = ["LAYERED", "LIBRARY", "OLDEST", "READ_IN", "Upstream", "load"]
 
 LIBRARY: Final = "tokamax"
 OLDEST: Final = "0.0.14"
@@ -35,7 +36,14 @@ _V1: Final = "tokamax._src.ops.ragged_dot.pallas_mosaic_tpu"
 _V2: Final = "tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_v2"
 _HLO: Final = "tokamax._src.hlo_utils"
 _CONFIG: Final = "tokamax._src.config"
+_PAYLOAD: Final = "tokamax:"
 _STACK: Final = "AUTOTUNING_CACHE_OVERLAY_STACK"
+
+LAYERED: Final[Mapping[Kernel, str]] = {
+    "tokamax_v1": "tilepolicy.adapters.tokamax_op.LayeredRaggedDot",
+    "tokamax_v2": "tilepolicy.adapters.tokamax_op.LayeredRaggedDotV2",
+}
+"""Import paths of our ops that carry their layer, as payloads name them."""
 
 # (module, attribute) of all that is attached to or called.
 _NEEDED: Final = (
@@ -53,7 +61,7 @@ _NEEDED: Final = (
     (_V1, "Config"),
     (_V2, "PallasMosaicTpuV2RaggedDot"),
     (_V2, "Config"),
-    (_HLO, "get_opspecs"),
+    (_HLO, "get_kernel_info"),
     (_CONFIG, "ignore_autotuning_cache.config"),
     (_CONFIG, "ignore_autotuning_cache.flag"),
 )
@@ -157,10 +165,26 @@ class Upstream:
             offsets.append(frame.f_lasti)
         return CallStack(codes, offsets)
 
-    def op_specs(self, lowered: object) -> tuple[Any, ...]:
-        """``BoundArguments`` of each op in a lowered module, config included."""
-        specs: tuple[Any, ...] = importlib.import_module(_HLO).get_opspecs(lowered)
-        return specs
+    def op_payloads(self, lowered: object) -> Iterator[Mapping[str, Any]]:
+        """Op (with config) and arguments of each Tokamax kernel in a lowered module, as JSON.
+
+        Tokamax's own ``get_opspecs`` builds a validator per op and takes minutes for one step.
+        """
+        read: Any = importlib.import_module(_HLO)
+        for kernel in read.get_kernel_info(lowered, include_xla_kernels=False):
+            text = kernel.metadata_payload or kernel.op_name
+            # Ops that call ops stack their payloads; the innermost made the kernel.
+            start = text.rfind(_PAYLOAD)
+            if start >= 0:
+                payload, _ = json.JSONDecoder().raw_decode(text, start + len(_PAYLOAD))
+                yield payload
+
+    def payload_kernel(self, op: Mapping[str, Any]) -> Kernel | None:
+        """Our name of the kernel behind a grouped-matmul op in a payload."""
+        for known, kernel in self.kernels.items():
+            if op["__type"] in (f"{known.__module__}.{known.__qualname__}", LAYERED[kernel]):
+                return kernel
+        return None
 
 
 _CALL_ORIGIN: Final = Upstream.call_origin.__code__
