@@ -79,7 +79,8 @@ def policy_text(device: str, data: Path, sites: Mapping[Layer, frozenset[GmmShap
         counts=_counts(tables),
     )
     lines = [line for table in tables for line in table_lines(table)]
-    body = ["version: 1", f"name: tpu-{device}", "gmm:", "  rules:", *lines]
+    head = ["version: 1", f"name: tpu-{device}", "extends: [maxtext-default]"]
+    body = [*head, "gmm:", "  rules:", *lines]
     return MODELINE + comment(header) + "\n".join(body) + "\n"
 
 
