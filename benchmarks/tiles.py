@@ -28,8 +28,8 @@ from typing import Any
 from tilepolicy.axes import GmmShape, layer_facts
 from tilepolicy.formats.model_sites import model_sites
 from tilepolicy.formats.tpu_tables import CACHES, NEAREST, Measured, device_tables, read_measured
-from tilepolicy.rules import Found, Table
-from tilepolicy.rules import Measured as Point
+from tilepolicy.match.rules import Found, Table
+from tilepolicy.match.rules import Measured as Point
 from tilepolicy.settings import LAYERS, PASSES, Layer, Pass
 from tilepolicy.tuning.batch import Compiler
 from tilepolicy.tuning.candidates import rank

@@ -14,8 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilepolicy.config_files import find_maxtext_configs
 from tilepolicy.configs import read
+from tilepolicy.configs.files import find_maxtext_configs
 from tilepolicy.errors import TilepolicyError
 from tilepolicy.facts import derive
 from tilepolicy.policy import Policy, load

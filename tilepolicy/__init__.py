@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from tilepolicy.context.layers import layer
     from tilepolicy.errors import TilepolicyError
-    from tilepolicy.layers import layer
     from tilepolicy.policy import Policy, combine, load
     from tilepolicy.resolution import Resolution
     from tilepolicy.scope import apply
@@ -38,7 +38,7 @@ _HOMES: Final = {
     "TilepolicyError": "tilepolicy.errors",
     "apply": "tilepolicy.scope",
     "combine": "tilepolicy.policy",
-    "layer": "tilepolicy.layers",
+    "layer": "tilepolicy.context.layers",
     "load": "tilepolicy.policy",
 }
 

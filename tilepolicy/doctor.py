@@ -117,7 +117,7 @@ def _engine_cache() -> Finding:
 
 
 def _policies() -> Iterator[Finding]:
-    from tilepolicy.packs import named_policies
+    from tilepolicy.policy.packs import named_policies
 
     try:
         named = named_policies()
@@ -133,7 +133,7 @@ def _policies() -> Iterator[Finding]:
 
 
 def _configs() -> Finding:
-    from tilepolicy.config_files import find_maxtext_configs
+    from tilepolicy.configs.files import find_maxtext_configs
 
     folder = find_maxtext_configs()
     if folder is None:

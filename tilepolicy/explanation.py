@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from tilepolicy.match import RuleIndex
 from tilepolicy.resolution import FactValue
-from tilepolicy.resolve_sites import resolve_sites
+from tilepolicy.resolve.sites import resolve_sites
+from tilepolicy.resolve.tiles import TileResolver
 from tilepolicy.settings import SETTINGS
-from tilepolicy.tile_resolver import TileResolver
 
 __all__ = ["rule_lines"]
 

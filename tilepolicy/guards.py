@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from tilepolicy.config_values import ConfigValues, is_automatic
+from tilepolicy.configs.values import ConfigValues, is_automatic
 from tilepolicy.errors import Place, Problem, Severity
 from tilepolicy.facts import Facts
 from tilepolicy.resolution import SettingValue

@@ -14,7 +14,7 @@ from tilepolicy import __version__
 from tilepolicy.errors import ConfigError, Problem
 from tilepolicy.files import write_atomically
 from tilepolicy.resolution import SettingValue
-from tilepolicy.snapshot import Recorded, Snapshot
+from tilepolicy.resolve.snapshot import Recorded, Snapshot
 from tilepolicy.source import Document, parse
 
 __all__ = ["KEY", "VERSION", "LockedConfig", "Request", "is_lock", "read_lock", "write_lock"]

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
-from tilepolicy import configs, handover
-from tilepolicy.config_objects import is_config_object
+from tilepolicy import configs
+from tilepolicy.configs.objects import is_config_object
 from tilepolicy.errors import ConfigError, Problem
 from tilepolicy.resolution import SettingValue
 from tilepolicy.resolve import resolver
-from tilepolicy.scope_inputs import load_policy
+from tilepolicy.run import handover
+from tilepolicy.scope.inputs import load_policy
 
 if TYPE_CHECKING:
-    from tilepolicy.scope_inputs import PolicyLike
+    from tilepolicy.scope.inputs import PolicyLike
 
 __all__ = ["resolved_config"]
 
@@ -46,7 +47,7 @@ def resolved_config[C](
         device: device name, where the config does not say it.
         routes_loss: whether the loop calls MaxText's pre-training ``loss_fn`` inside the scope;
             a loss of tilepolicy's then needs ``num_vocab_tiling`` > 1 (see
-            :mod:`tilepolicy.handover`).
+            :mod:`tilepolicy.run.handover`).
 
     Returns:
         A config of the same type.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, get_args
 
-from tilepolicy.config_values import ConfigValues
-from tilepolicy.maxtext_keys import release_keys
+from tilepolicy.configs.keys import release_keys
+from tilepolicy.configs.values import ConfigValues
 
 __all__ = ["TRAINERS", "Trainer", "needs_whole_logits", "trainer_of"]
 

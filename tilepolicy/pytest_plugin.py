@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["apply_policy"]
 
-_STRANDS = "tilepolicy.strands"
+_STRANDS = "tilepolicy.context.strands"
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def _policy() -> dict[str, Any]:
 
 
 def _config() -> dict[str, Any]:
-    from tilepolicy.tileconfig import tile_config_model
+    from tilepolicy.configs.tileconfig import tile_config_model
 
     return tile_config_model().model_json_schema()
 

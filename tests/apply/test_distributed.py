@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from moe import document, write
 
-from tilepolicy import distributed
+from tilepolicy.context import distributed
 
 WORKER = """
 import json, os, sys

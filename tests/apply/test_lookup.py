@@ -28,8 +28,8 @@ from moe import (
 
 import tilepolicy
 from tilepolicy.adapters.tokamax import ragged_dot_op
+from tilepolicy.context.layers import CallSites, LayerSizes
 from tilepolicy.errors import AdapterError, LayerError, PolicyError
-from tilepolicy.layers import CallSites, LayerSizes
 
 # (tile_m, tile_k, tile_n) of the six tiles as v1 names them: forward names in every pass.
 V1 = {
@@ -376,7 +376,7 @@ class TestRefusals:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Tokamax would take it as 'try the next implementation' and run XLA."""
-        from tilepolicy.tile_resolver import TileResolver
+        from tilepolicy.resolve.tiles import TileResolver
 
         def fail(*_: Any, **__: Any) -> Any:
             raise NotImplementedError("not here")

@@ -19,8 +19,9 @@ import pytest
 from moe import SIX, document, gmm_arguments, load, overlays, tpu
 
 import tilepolicy
-from tilepolicy import carrier, scope, strands
+from tilepolicy import scope
 from tilepolicy.adapters.tokamax import ragged_dot_op
+from tilepolicy.context import carrier, strands
 from tilepolicy.errors import ScopeError
 from tilepolicy.policy import Policy
 
@@ -140,8 +141,8 @@ class TestTraceKey:
                 {},
                 {"phase": "eval"},
                 {"device": "v6e"},
-                {"sizes": tilepolicy.layers.LayerSizes(8, 16)},
-                {"call_sites": [tilepolicy.layers.CallSites(("up",), ("down",))]},
+                {"sizes": tilepolicy.context.layers.LayerSizes(8, 16)},
+                {"call_sites": [tilepolicy.context.layers.CallSites(("up",), ("down",))]},
                 {"options": {"tokamax": {"any": 1}}},
             )
         }
@@ -404,7 +405,7 @@ def test_without_jax_the_error_gives_the_install_line(
 ) -> None:
     """A scope needs jax."""
     made = tilepolicy.apply(policy_of(tmp_path, 256))
-    for name in ("tilepolicy.carrier", "tilepolicy.distributed"):
+    for name in ("tilepolicy.context.carrier", "tilepolicy.context.distributed"):
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(tilepolicy, name.rpartition(".")[2])
     monkeypatch.setitem(sys.modules, "jax", None)

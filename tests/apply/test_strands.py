@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilepolicy import strands
+from tilepolicy.context import strands
 from tilepolicy.errors import ScopeError
 
 

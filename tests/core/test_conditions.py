@@ -10,18 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version as Reference
 
-from tilepolicy.bytesize import BytesError, parse_bytes, show_bytes
-from tilepolicy.condition_text import ConditionError, normalize_value, parse_condition
-from tilepolicy.conditions import (
-    AnyOf,
-    Condition,
-    Equals,
-    Glob,
-    Interval,
-    Multiple,
-    NotEqual,
-)
-from tilepolicy.factnames import FACTS, Fact, find_fact, suggest_fact
+from tilepolicy.model.bytesize import BytesError, parse_bytes, show_bytes
+from tilepolicy.model.condition_text import ConditionError, normalize_value, parse_condition
+from tilepolicy.model.conditions import AnyOf, Condition, Equals, Glob, Interval, Multiple, NotEqual
+from tilepolicy.model.factnames import FACTS, Fact, find_fact, suggest_fact
 from tilepolicy.versions import Version
 
 

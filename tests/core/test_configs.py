@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilepolicy.config_values import ConfigValues
 from tilepolicy.configs import read
+from tilepolicy.configs.values import ConfigValues
 from tilepolicy.errors import ConfigError, Problem
 
 MODEL = "base_emb_dim: 4096\nvocab_size: 1000\n"
@@ -390,7 +390,7 @@ def test_without_maxtext_the_shipped_table_stands_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """base.yml resolves from the shipped table; a model without sizes in the file is a warning."""
-    monkeypatch.setattr("tilepolicy.config_files.find_maxtext_configs", lambda: None)
+    monkeypatch.setattr("tilepolicy.configs.files.find_maxtext_configs", lambda: None)
     path = tmp_path / "a.yml"
     path.write_text("base_config: base.yml\nmodel_name: deepseek3-671b\n")
     values = read(path, env={})

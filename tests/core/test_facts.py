@@ -263,7 +263,7 @@ def test_config_keys_are_facts_under_their_own_names() -> None:
 
 def test_custom_mesh_is_unknown_without_maxtext(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rules of a custom mesh are in MaxText's folder; without it the key is named."""
-    monkeypatch.setattr("tilepolicy.config_files.find_maxtext_configs", lambda: None)
+    monkeypatch.setattr("tilepolicy.configs.files.find_maxtext_configs", lambda: None)
     facts = facts_of(custom_mesh_and_rule="pure-fsdp")
     assert facts.missing["vocab_per_device"] == ("custom_mesh_and_rule",)
     assert facts.missing["wi.rows"] == ("custom_mesh_and_rule",)

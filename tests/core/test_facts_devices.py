@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilepolicy.devices import DEVICES, DeviceSpec, normalize_device, parse_device
+from tilepolicy.facts.devices import DEVICES, DeviceSpec, normalize_device, parse_device
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilepolicy.sharding import Mesh, build_mesh, parse_rules, partition
+from tilepolicy.facts.sharding import Mesh, build_mesh, parse_rules, partition
 
 AXES = ("data", "fsdp", "tensor", "expert")
 

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilepolicy.condition_text import normalize_value, parse_condition
-from tilepolicy.factindex import FactIndex, bits_of, mask_of
-from tilepolicy.factnames import find_fact
-from tilepolicy.match import MAX_LOSERS, RuleIndex
-from tilepolicy.rules import Facts, Found, Measured, Rule, Table
-from tilepolicy.when import When
+from tilepolicy.match import RuleIndex
+from tilepolicy.match.factindex import FactIndex, bits_of, mask_of
+from tilepolicy.match.index import MAX_LOSERS
+from tilepolicy.match.rules import Facts, Found, Measured, Rule, Table
+from tilepolicy.model.condition_text import normalize_value, parse_condition
+from tilepolicy.model.factnames import find_fact
+from tilepolicy.model.when import When
 
 
 def when(**conditions: Any) -> When:

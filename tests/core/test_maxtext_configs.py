@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tilepolicy.config_files import find_maxtext_configs
 from tilepolicy.configs import read
+from tilepolicy.configs.files import find_maxtext_configs
 from tilepolicy.errors import ConfigError
 from tilepolicy.facts import derive, site
 
@@ -276,7 +276,7 @@ def test_sizes_of_grouped_matmuls_are_maxtexts(answers: Mapping[str, Any], name:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_stand_alone(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each example resolves every fact without MaxText, and without a warning."""
-    monkeypatch.setattr("tilepolicy.config_files.find_maxtext_configs", lambda: None)
+    monkeypatch.setattr("tilepolicy.configs.files.find_maxtext_configs", lambda: None)
     values = read(example, env={})
     facts = derive(values)
     assert values.warnings == ()
@@ -319,7 +319,7 @@ def test_topologies_are_maxtexts() -> None:
     """Every topology name of MaxText has the number of devices that MaxText gives it."""
     import ast
 
-    from tilepolicy.devices import parse_device
+    from tilepolicy.facts.devices import parse_device
 
     folder = find_maxtext_configs()
     assert folder is not None, "MaxText is not installed"

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tilepolicy import axes, canonical, settings
-from tilepolicy.model import PolicyDocument, Tile
+from tilepolicy import axes, settings
+from tilepolicy.model import PolicyDocument, Tile, canonical
 from tilepolicy.source import parse
 
 FULL = Path(__file__).parents[1] / "examples" / "valid" / "full.yml"

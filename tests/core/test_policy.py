@@ -12,12 +12,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from tilepolicy import packs, policy
+from tilepolicy import policy
 from tilepolicy.errors import MissingLibraryError, PolicyError
-from tilepolicy.factnames import FACTS
 from tilepolicy.model import Tile, VocabSettings
-from tilepolicy.policyfiles import check_text
-from tilepolicy.references import locate
+from tilepolicy.model.factnames import FACTS
+from tilepolicy.policy import packs
+from tilepolicy.policy.policyfiles import check_text
+from tilepolicy.policy.references import locate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 VALID = sorted((EXAMPLES / "valid").glob("*.yml"))

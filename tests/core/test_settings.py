@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilepolicy.maxtext_keys import nearest_release, release_keys
+from tilepolicy.configs.keys import nearest_release, release_keys
 from tilepolicy.settings import (
     AXES,
     LATEST_MAXTEXT,
@@ -75,7 +75,7 @@ def test_shipped_table_is_that_of_the_installed_release() -> None:
     import hashlib
 
     from tilepolicy import source
-    from tilepolicy.config_files import find_maxtext_configs
+    from tilepolicy.configs.files import find_maxtext_configs
 
     folder = find_maxtext_configs()
     assert folder is not None, "MaxText is not installed"

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import tilepolicy
-from tilepolicy import configs, entries, handover
-from tilepolicy.handover import Handover
+from tilepolicy import configs, entries
 from tilepolicy.resolve import resolver
+from tilepolicy.run import handover
+from tilepolicy.run.handover import Handover
 
 VERSIONS = {"maxtext": "0.2.5", "tokamax": "0.0.17", "jax": "0.12.0"}
 DENSE = {

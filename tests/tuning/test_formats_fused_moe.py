@@ -10,10 +10,10 @@ from format_files import VLLM_DEVICES, moe_entry, write_vllm_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilepolicy.condition_text import parse_condition
-from tilepolicy.factnames import find_fact
 from tilepolicy.formats.fused_moe import TRITON_OP, parse_name, read_fused_moe
 from tilepolicy.formats.records import FormatError
+from tilepolicy.model.condition_text import parse_condition
+from tilepolicy.model.factnames import find_fact
 
 NAME = "E=8,N=14336,device_name=NVIDIA_H200.json"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tilepolicy.errors import Place
 from tilepolicy.formats import jsontext
 from tilepolicy.formats.records import FormatError
-from tilepolicy.sourcetext import SourceText
+from tilepolicy.source.text import SourceText
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False).map(abs),

@@ -12,7 +12,7 @@ from small_moe import TOKAMAX, run, write_config, write_rules
 
 from tilepolicy import policy
 from tilepolicy.errors import VerifyError
-from tilepolicy.tile_resolver import TileResolver
+from tilepolicy.resolve.tiles import TileResolver
 from tilepolicy.tuning import batch
 from tilepolicy.tuning.batch import Compiler
 from tilepolicy.tuning.missed import MissedSite, write_missed

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from tilepolicy import active
-from tilepolicy.active import ActivePolicy
 from tilepolicy.adapters import maxtext_api as api
 from tilepolicy.adapters.maxtext_engine import EngineScope
 from tilepolicy.adapters.maxtext_engine import patches as engine_patches
 from tilepolicy.adapters.maxtext_patch import Patch, installed
 from tilepolicy.adapters.maxtext_types import Foreign
+from tilepolicy.context import active
+from tilepolicy.context.active import ActivePolicy
 
 if TYPE_CHECKING:
     from tilepolicy.adapters import ScopeRequest

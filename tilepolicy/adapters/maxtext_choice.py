@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from tilepolicy import carrier
-from tilepolicy.active import ActivePolicy
+from tilepolicy.context import carrier
+from tilepolicy.context.active import ActivePolicy
 from tilepolicy.resolution import Origin, Resolution
 from tilepolicy.resolve import resolve
 from tilepolicy.session import Lookup, Note, Session

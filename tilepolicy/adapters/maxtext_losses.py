@@ -15,11 +15,11 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 
-from tilepolicy.active import ActivePolicy
 from tilepolicy.adapters import maxtext_head
 from tilepolicy.adapters.maxtext_choice import LossChoice, choose, fell_back, note_choice
 from tilepolicy.adapters.maxtext_head import HeadCall, HeadWeights
 from tilepolicy.adapters.maxtext_types import Foreign
+from tilepolicy.context.active import ActivePolicy
 from tilepolicy.errors import AdapterError, Problem
 from tilepolicy.losses import (
     chunked_sparse_cross_entropy_fn,

@@ -17,8 +17,8 @@ import threading
 from contextvars import ContextVar, Token
 from typing import Any, Final
 
-from tilepolicy import active
 from tilepolicy.adapters.tokamax_upstream import Upstream
+from tilepolicy.context import active
 from tilepolicy.errors import AdapterError, Problem
 
 __all__ = ["DOORS", "Doors"]

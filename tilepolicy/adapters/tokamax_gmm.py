@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tilepolicy import active, axes, carrier
-from tilepolicy.active import ActivePolicy
+from tilepolicy import axes
 from tilepolicy.adapters.tokamax_config import build_config, config_fields
 from tilepolicy.adapters.tokamax_door import DOORS
 from tilepolicy.adapters.tokamax_layer import Evidence, LayerFinder
 from tilepolicy.adapters.tokamax_upstream import Upstream
 from tilepolicy.axes import GmmShape, Kernel
 from tilepolicy.backends import illegal_tile
-from tilepolicy.devices import normalize_device
+from tilepolicy.context import active, carrier
+from tilepolicy.context.active import ActivePolicy
 from tilepolicy.errors import AdapterError, LayerError, PolicyError, Problem
+from tilepolicy.facts.devices import normalize_device
 from tilepolicy.resolution import FactValue, FieldChoice, Origin
 from tilepolicy.session import Lookup
 from tilepolicy.settings import LAYERS, Layer, Pass

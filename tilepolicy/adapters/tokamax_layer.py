@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tilepolicy import active
-from tilepolicy.active import ActivePolicy
 from tilepolicy.adapters.tokamax_upstream import Upstream
 from tilepolicy.axes import GmmShape
-from tilepolicy.callstack import CallOrigin, SiteMemory
+from tilepolicy.context import active
+from tilepolicy.context.active import ActivePolicy
+from tilepolicy.context.callstack import CallOrigin, SiteMemory
 from tilepolicy.settings import Layer
 
 __all__ = ["Evidence", "LayerFinder"]

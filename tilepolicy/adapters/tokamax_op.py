@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from tilepolicy import strands
 from tilepolicy.adapters import tokamax_upstream
 from tilepolicy.axes import Kernel
-from tilepolicy.layers import LayerTag, check_layer
+from tilepolicy.context import strands
+from tilepolicy.context.layers import LayerTag, check_layer
 from tilepolicy.settings import Layer
 
 __all__ = ["LayeredRaggedDot", "LayeredRaggedDotV2", "ragged_dot_op"]

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tilepolicy import active
 from tilepolicy.adapters.tokamax_config import build_config, config_fields
 from tilepolicy.adapters.tokamax_upstream import Upstream
-from tilepolicy.devices import normalize_device
+from tilepolicy.context import active
+from tilepolicy.facts.devices import normalize_device
 from tilepolicy.resolution import FactValue, FieldChoice
 from tilepolicy.session import Lookup
 

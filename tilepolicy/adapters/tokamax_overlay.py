@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tilepolicy import active, carrier, distributed
 from tilepolicy.adapters.tokamax_gmm import answer_gmm
 from tilepolicy.adapters.tokamax_ops import answer_op
 from tilepolicy.adapters.tokamax_upstream import Upstream
+from tilepolicy.context import active, carrier, distributed
 from tilepolicy.errors import AdapterError, Problem
 
 __all__ = ["PolicyOverlay"]

@@ -19,7 +19,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any, Final
 
 from tilepolicy.axes import Kernel
-from tilepolicy.callstack import CallOrigin, CallStack
+from tilepolicy.context.callstack import CallOrigin, CallStack
 from tilepolicy.errors import AdapterError, MissingLibraryError, Problem
 from tilepolicy.installed import installed_version
 from tilepolicy.settings import Pass

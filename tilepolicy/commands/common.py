@@ -37,14 +37,14 @@ DEFAULT_POLICY = "maxtext-default"
 
 def _policy_names(incomplete: str) -> list[str]:
     """Shell completion: the names of installed policies (files complete on their own)."""
-    from tilepolicy.packs import named_policies
+    from tilepolicy.policy.packs import named_policies
 
     return [named.name for named in named_policies() if named.name.startswith(incomplete)]
 
 
 def _device_names(incomplete: str) -> list[str]:
     """Shell completion: the devices that tilepolicy knows."""
-    from tilepolicy.devices import DEVICES
+    from tilepolicy.facts.devices import DEVICES
 
     return [name for name in DEVICES if name.startswith(incomplete)]
 

@@ -19,7 +19,7 @@ from tilepolicy.commands.common import (
 if TYPE_CHECKING:
     from tilepolicy.lockfile import LockedConfig
     from tilepolicy.report import Block
-    from tilepolicy.snapshot import Snapshot
+    from tilepolicy.resolve.snapshot import Snapshot
 
 __all__ = ["diff", "register"]
 
@@ -90,7 +90,7 @@ def _policies(
     allow_outside: bool,
 ) -> _Pair:
     from tilepolicy.gathering import Gathering
-    from tilepolicy.snapshot import snapshot_of
+    from tilepolicy.resolve.snapshot import snapshot_of
 
     found = []
     with Gathering() as problems:
@@ -107,7 +107,7 @@ def _today(old: Sequence[LockedConfig], *, allow_outside: bool) -> list[LockedCo
     """The same requests, resolved now."""
     from tilepolicy.gathering import Gathering
     from tilepolicy.lockfile import LockedConfig
-    from tilepolicy.snapshot import snapshot_of
+    from tilepolicy.resolve.snapshot import snapshot_of
 
     new = []
     with Gathering() as problems:

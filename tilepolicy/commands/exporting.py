@@ -80,8 +80,8 @@ def export(
 
 
 def _of_device(tiles: Iterable[ConcreteTile], device: str | None, name: str) -> list[ConcreteTile]:
-    from tilepolicy.devices import normalize_device
     from tilepolicy.errors import Problem
+    from tilepolicy.facts.devices import normalize_device
     from tilepolicy.formats.devices import TPU_KINDS
     from tilepolicy.formats.records import FormatError
 

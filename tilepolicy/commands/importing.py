@@ -104,7 +104,7 @@ def import_(
 
 
 def _device(name: str | None) -> str | None:
-    from tilepolicy.devices import normalize_device
+    from tilepolicy.facts.devices import normalize_device
 
     if name is None:
         return None

@@ -43,7 +43,7 @@ def lock(
     """
     from tilepolicy.gathering import Gathering
     from tilepolicy.lockfile import LockedConfig, Request, write_lock
-    from tilepolicy.snapshot import snapshot_of
+    from tilepolicy.resolve.snapshot import snapshot_of
 
     files, overrides = split_overrides(configs)
     loaded = load_policies(policy, allow_outside=allow_outside)

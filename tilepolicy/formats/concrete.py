@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from tilepolicy.axes import KERNEL_EXTRA_FIELDS, GmmShape, Kernel, forward_axes, to_kernel
-from tilepolicy.conditions import AnyOf, Condition, Equals
-from tilepolicy.factnames import DTYPES
 from tilepolicy.formats.devices import TPU_KINDS
+from tilepolicy.match.rules import Measured, Rule
+from tilepolicy.model.conditions import AnyOf, Condition, Equals
+from tilepolicy.model.factnames import DTYPES
 from tilepolicy.policy import Policy
 from tilepolicy.resolution import FactValue, SettingValue, TileVerdict
-from tilepolicy.rules import Measured, Rule
+from tilepolicy.resolve.tiles import TileResolver
 from tilepolicy.settings import AXES, LAYERS, PASSES, Layer, Pass
-from tilepolicy.tile_resolver import TileResolver
 
 __all__ = ["Concrete", "ConcreteTile", "LeftOut", "concrete_tiles"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tilepolicy.devices import normalize_device
+from tilepolicy.facts.devices import normalize_device
 
 __all__ = ["TPU_KINDS", "device_directory", "device_of_kind"]
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from tilepolicy.devices import normalize_device
 from tilepolicy.errors import Place, Problem
+from tilepolicy.facts.devices import normalize_device
 from tilepolicy.formats.jsontext import members, parse, read
 from tilepolicy.formats.records import FormatError, ImportReport, MeasuredEntry, Unusable, merge
 from tilepolicy.resolution import FactValue, SettingValue
-from tilepolicy.sourcetext import SourceText
+from tilepolicy.source.text import SourceText
 
 __all__ = ["FIELDS", "TRITON_OP", "Dialect", "FileName", "parse_name", "read_fused_moe"]
 

@@ -16,7 +16,7 @@ from typing import Final, Never
 
 from tilepolicy.errors import Place, Problem
 from tilepolicy.formats.records import FormatError
-from tilepolicy.sourcetext import SourceText
+from tilepolicy.source.text import SourceText
 
 __all__ = ["MAX_BYTES", "MAX_DEPTH", "Member", "items", "members", "parse", "parse_inner", "read"]
 

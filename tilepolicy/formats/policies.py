@@ -18,7 +18,7 @@ from tilepolicy.errors import Problem
 from tilepolicy.formats.records import FormatError, GmmCall, ImportReport, MeasuredEntry, Unusable
 from tilepolicy.formats.yamltext import comment, flow, scalar
 from tilepolicy.model import PolicyDocument
-from tilepolicy.model_problems import problems_of
+from tilepolicy.model.problems import problems_of
 from tilepolicy.settings import LAYERS, Layer, Pass
 from tilepolicy.source import parse
 

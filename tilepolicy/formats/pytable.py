@@ -19,7 +19,7 @@ from typing import Final
 from tilepolicy.errors import Place, Problem
 from tilepolicy.formats.jsontext import read
 from tilepolicy.formats.records import FormatError
-from tilepolicy.sourcetext import SourceText
+from tilepolicy.source.text import SourceText
 
 __all__ = ["Entry", "Record", "Table", "Value", "read_tables"]
 

@@ -21,7 +21,7 @@ from tilepolicy.formats.tokamax_entries import (
     is_v1_dlhs,
     read_entry,
 )
-from tilepolicy.sourcetext import SourceText
+from tilepolicy.source.text import SourceText
 
 __all__ = ["is_cache", "name_dlhs_axes", "read_cache_directory", "read_cache_file"]
 

@@ -17,7 +17,7 @@ from tilepolicy.formats.jsontext import Member, items, members, parse, read
 from tilepolicy.formats.records import FormatError, ImportReport, MeasuredEntry, Unusable
 from tilepolicy.formats.tokamax_cache import name_dlhs_axes
 from tilepolicy.formats.tokamax_entries import DlhsNames, EntryContext, op_file_name, read_entry
-from tilepolicy.sourcetext import SourceText
+from tilepolicy.source.text import SourceText
 
 __all__ = ["is_result", "read_result"]
 

@@ -29,7 +29,6 @@ from typing import Final
 
 from tilepolicy.axes import GmmShape
 from tilepolicy.errors import Place, Problem
-from tilepolicy.factnames import DTYPES
 from tilepolicy.formats.devices import device_of_kind
 from tilepolicy.formats.pytable import Entry, Record, Table, Value, read_tables
 from tilepolicy.formats.records import (
@@ -40,6 +39,7 @@ from tilepolicy.formats.records import (
     Unusable,
     merge,
 )
+from tilepolicy.model.factnames import DTYPES
 from tilepolicy.resolution import FactValue
 
 __all__ = ["GMM_OP", "RPA_OP", "read_tpu_inference"]

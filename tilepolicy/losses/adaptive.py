@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from tilepolicy import active
+from tilepolicy.context import active
 from tilepolicy.losses.arithmetic import weighted_sum
 from tilepolicy.losses.chunked import chunked_sparse_cross_entropy
 from tilepolicy.losses.layout import LossSharding

@@ -151,7 +151,10 @@ def _over_chunks(
         result = step(chunk)
         if of_hidden is not None and result.of_hidden is not None:
             of_hidden = write_chunk(of_hidden, result.of_hidden, index, plan.factors)
-        return (jax.tree.map(jnp.add, sums, result[:3]), of_hidden), result.token_losses
+        loss, z_loss, of_params = jax.tree.map(jnp.add, sums, result[:3])
+        if of_params is not None:
+            of_params = plan.gradients_in_loop(of_params)
+        return ((loss, z_loss, of_params), of_hidden), result.token_losses
 
     shapes = jax.eval_shape(step, first)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3])

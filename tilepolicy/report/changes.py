@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tilepolicy.report.blocks import Block, Cell, Column, Lines, Row, Table
 from tilepolicy.report.table import origin_text, value_text
-from tilepolicy.snapshot import Change, Recorded, Snapshot, compare
+from tilepolicy.resolve.snapshot import Change, Recorded, Snapshot, compare
 
 __all__ = ["changes_blocks"]
 

@@ -10,7 +10,7 @@ from tilepolicy.errors import Problem
 from tilepolicy.report.problems import github, summary
 from tilepolicy.report.table import value_text
 from tilepolicy.resolution import Resolution, ResolvedSetting
-from tilepolicy.resolve_readers import PADDING_KNOBS
+from tilepolicy.resolve.readers import PADDING_KNOBS
 from tilepolicy.settings import SETTINGS
 
 __all__ = [

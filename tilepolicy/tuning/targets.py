@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from tilepolicy import configs, facts
 from tilepolicy.backends import honoured
-from tilepolicy.config_values import ConfigValues
+from tilepolicy.configs.values import ConfigValues
 from tilepolicy.errors import ConfigError, Problem, VerifyError
 from tilepolicy.policy import Policy
 from tilepolicy.resolution import FactValue, FieldChoice
 from tilepolicy.resolve import Resolver
-from tilepolicy.resolve_sites import Site as ResolvedSite
-from tilepolicy.resolve_sites import resolve_sites
+from tilepolicy.resolve.sites import Site as ResolvedSite
+from tilepolicy.resolve.sites import resolve_sites
 from tilepolicy.settings import AXES, Axis
 from tilepolicy.tuning.compiler import CompileRequest
 from tilepolicy.tuning.kernels import KernelOptions

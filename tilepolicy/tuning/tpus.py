@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tilepolicy.devices import DEFAULT_SCOPED_VMEM_KIB
 from tilepolicy.errors import Problem, VerifyError
+from tilepolicy.facts.devices import DEFAULT_SCOPED_VMEM_KIB
 
 __all__ = ["TPUS", "Tpu", "tpu"]
 

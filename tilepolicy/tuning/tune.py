@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tilepolicy.facts.sites import padded_rows
 from tilepolicy.resolution import FactValue
 from tilepolicy.settings import AXES, Axis
-from tilepolicy.sites import padded_rows
 from tilepolicy.tuning.batch import Compiler
 from tilepolicy.tuning.candidates import Candidate, rank
 from tilepolicy.tuning.compiler import CompileRequest, CompileVerdict

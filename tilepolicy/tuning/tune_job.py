@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilepolicy.devices import normalize_device
 from tilepolicy.errors import Problem, VerifyError
+from tilepolicy.facts.devices import normalize_device
 from tilepolicy.files import write_atomically
 from tilepolicy.policy import Policy
 from tilepolicy.tuning.journal import library_versions

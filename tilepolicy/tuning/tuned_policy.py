@@ -12,8 +12,8 @@ from tilepolicy import policy as policies
 from tilepolicy.errors import Problem, VerifyError
 from tilepolicy.formats.yamltext import comment, flow, scalar
 from tilepolicy.resolution import FieldChoice
+from tilepolicy.resolve.tiles import TileResolver
 from tilepolicy.settings import AXES
-from tilepolicy.tile_resolver import TileResolver
 from tilepolicy.tuning.targets import ModelConfig, find_targets
 from tilepolicy.tuning.tpus import tpu
 from tilepolicy.tuning.tune import TunedSite

@@ -1,0 +1,177 @@
+"""Where a call comes from, and the memory of what was said of it.
+
+jax keeps, for each operation, the Python traceback of the code that made it, and brings it back
+when it traces the operation again (jvp, transposition). So the chain of (code object,
+instruction) that led to a forward call is found again in its backward pass. jax's name stack is
+empty at that point and does not help. The kept chain may be short: from jax 0.12 on it ends where
+the innermost enclosing trace (of a scan body, of a checkpointed function) began.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Final
+
+from tilepolicy.context.layers import CallSites
+from tilepolicy.settings import Layer
+
+__all__ = ["CallOrigin", "CallStack", "SiteMemory"]
+
+type ForwardSizes = tuple[int, int, int]
+"""(m, k, n) of a forward problem."""
+
+_MOST_CHAINS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CallStack:
+    """Frames that led to a call, innermost first.
+
+    Attributes:
+        codes: code object of each frame.
+        offsets: instruction (byte offset) that each frame is at.
+    """
+
+    codes: Sequence[CodeType]
+    offsets: Sequence[int]
+
+    def begins_with(self, other: CallStack) -> bool:
+        """Whether the innermost frames are those of ``other``."""
+        size = len(other.codes)
+        return (
+            size <= len(self.codes)
+            and list(self.offsets[:size]) == list(other.offsets)
+            and all(map(_same, self.codes, other.codes))
+        )
+
+    def until(self, folder: str) -> CallStack:
+        """The frames inside of the first one from a folder."""
+        inside = (i for i, code in enumerate(self.codes) if folder in code.co_filename)
+        end = next(inside, len(self.codes))
+        return CallStack(self.codes[:end], self.offsets[:end])
+
+    def layer_of(self, sites: Sequence[CallSites]) -> Layer | None:
+        """The layer of the innermost function that call sites know."""
+        for code in self.codes:
+            for known in sites:
+                if (found := known.layer_of(code)) is not None:
+                    return found
+        return None
+
+    def lines(self, leave_out: Sequence[str] = (), most: int = 6) -> list[str]:
+        """``file:line in function`` of the innermost frames, without those of given folders."""
+        return [line for line, _ in zip(self._lines(leave_out), range(most), strict=False)]
+
+    def _lines(self, leave_out: Sequence[str]) -> Iterator[str]:
+        for code, offset in zip(self.codes, self.offsets, strict=True):
+            if not any(part in code.co_filename for part in leave_out):
+                yield f"{code.co_filename}:{_line(code, offset)} in {code.co_name}"
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    return one is other
+
+
+def _line(code: CodeType, offset: int) -> int:
+    for start, end, line in code.co_lines():
+        if line is not None and start <= offset < end:
+            return line
+    return code.co_firstlineno
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """All that Python and jax know of where a bound op comes from.
+
+    Attributes:
+        running: the callers of the op, if its call is on the Python stack now (a first trace).
+        remembered: what jax kept for the operation that it is tracing again; None while it traces
+            Python code for the first time.
+        remembers_op: whether ``remembered`` are the callers of the op itself. If not, they are
+            those of an operation around it: of a checkpointed function, or of a rule that calls
+            the op.
+    """
+
+    running: CallStack | None
+    remembered: CallStack | None
+    remembers_op: bool
+
+    def function_layer(self, sites: Sequence[CallSites], jax_folder: str) -> Layer | None:
+        """The layer of the innermost known function that leads to the call, or None.
+
+        A traceback of an operation around a re-traced op is not used: a checkpoint around the wi
+        calls inside of the wo function would say wo.
+        """
+        if self.remembered is None:
+            return self.running.layer_of(sites) if self.running is not None else None
+        if self.running is not None:
+            direct = self.running.until(jax_folder).layer_of(sites)
+            return direct or self.remembered.layer_of(sites)
+        return self.remembered.layer_of(sites) if self.remembers_op else None
+
+
+class SiteMemory:
+    """Layers that were decided while Python could tell, for when it no longer can.
+
+    Two memories. *Chains*: the callers of a call with a tag, with its forward sizes; bounded, the
+    oldest are forgotten (a later lookup then asks instead of guessing). *Ops*: the bound op
+    object, which is the same in every re-trace of one call; held weakly.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chains: OrderedDict[tuple[int, int, ForwardSizes], list[tuple[CallStack, Layer]]]
+        self._chains = OrderedDict()
+        self._ops: dict[int, tuple[weakref.ref[object], set[Layer]]] = {}
+
+    def remember(self, callers: CallStack, sizes: ForwardSizes, layer: Layer) -> None:
+        """Keep what a tag said of a call."""
+        key = (id(callers.codes[0]), callers.offsets[0], sizes)
+        with self._lock:
+            known = self._chains.setdefault(key, [])
+            self._chains.move_to_end(key)
+            if not any(said == layer and callers.begins_with(kept) for kept, said in known):
+                known.append((callers, layer))
+            if len(self._chains) > _MOST_CHAINS:
+                self._chains.popitem(last=False)
+
+    def knows_chains(self) -> bool:
+        """Whether any call was ever tagged: else there is no stack to capture."""
+        return bool(self._chains)
+
+    def recall(self, callers: CallStack, sizes: ForwardSizes) -> frozenset[Layer]:
+        """The layers that tags gave to this chain and these sizes: two when it serves both."""
+        if not callers.codes:
+            return frozenset()
+        key = (id(callers.codes[0]), callers.offsets[0], sizes)
+        with self._lock:
+            known = self._chains.get(key, ())
+            return frozenset(layer for kept, layer in known if kept.begins_with(callers))
+
+    def remember_op(self, op: object, layer: Layer) -> None:
+        """Keep the layer of a bound op; an op that serves both layers tells nothing."""
+        with self._lock:
+            known = self._ops.get(id(op))
+            if known is not None and known[0]() is op:
+                known[1].add(layer)
+                return
+            self._ops[id(op)] = (weakref.ref(op, self._forget(id(op))), {layer})
+
+    def recall_op(self, op: object) -> frozenset[Layer]:
+        """The layers of the calls that this bound op was made for."""
+        with self._lock:
+            known = self._ops.get(id(op))
+            if known is None or known[0]() is not op:
+                return frozenset()
+            return frozenset(known[1])
+
+    def _forget(self, identity: int) -> Callable[[object], None]:
+        def forget(_: object) -> None:
+            self._ops.pop(identity, None)
+
+        return forget

@@ -1,0 +1,98 @@
+"""The active scopes as part of jax's trace key: one carrier, keyed by content.
+
+jax finds compiled programs and cached traces by, among others, the values of its user contexts on
+the calling thread. The one made here holds the digests of the active policies, innermost first,
+and the innermost ``layer`` tag, so that
+
+- the same content again finds the same program (no retrace), and other content another;
+- leaving every scope brings the unscoped program back;
+- a lookup that is made while jax traces can be answered from what is active, because the trace is
+  kept under exactly that (:func:`key` and jax's own value are compared at every lookup).
+
+Importing this module imports jax; nothing of the core does so before a scope is entered.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final, cast
+
+import jax
+
+from tilepolicy.context import strands
+from tilepolicy.context.active import ActivePolicy
+from tilepolicy.context.layers import LayerTag
+from tilepolicy.errors import Problem, ScopeError
+
+__all__ = ["check", "key"]
+
+type Key = tuple[str, ...]
+
+_UNSCOPED: Final[Key] = ()
+# Made when the module is imported: making one is not safe while jax is in use elsewhere.
+_CONTEXT: Final[Any] = jax.make_user_context(default_value=_UNSCOPED)  # type: ignore[no-untyped-call]
+
+
+class _Base(threading.local):
+    """The context whose exit gives the thread back what it had before the first scope."""
+
+    context: Any = None
+
+
+_BASE: Final = _Base()
+
+
+def key() -> Key:
+    """The key of what is active here; empty without a policy.
+
+    A policy that is entered again inside itself changes nothing; of a policy that is active twice
+    with another between, only the inner one counts, because lookups reach it first.
+    """
+    return _key(strands.active())
+
+
+def _key(payloads: tuple[object, ...]) -> Key:
+    digests: dict[str, None] = {}
+    tag = ""
+    for payload in reversed(payloads):
+        if isinstance(payload, ActivePolicy):
+            digests.setdefault(payload.digest)
+        elif not tag and isinstance(payload, LayerTag):
+            tag = payload.tag
+    if not digests:
+        return _UNSCOPED
+    return (*digests, tag)
+
+
+def check() -> Key:
+    """The key, after making sure that jax keeps the current trace under it.
+
+    Raises:
+        ScopeError: it does not; only a scope that another thread closed can bring this about.
+    """
+    here = key()
+    theirs = cast("Key", _CONTEXT.value)
+    if here != theirs:
+        raise ScopeError(
+            Problem(
+                code="scope-changed-elsewhere",
+                message="another thread changed the scopes of this one while jax was tracing",
+                remedy="close a generator or coroutine that holds a scope in its own thread",
+            )
+        )
+    return here
+
+
+def _follow(payloads: tuple[object, ...]) -> None:
+    wanted = _key(payloads)
+    if wanted != _UNSCOPED:
+        context = _CONTEXT(wanted)
+        context.__enter__()
+        if _BASE.context is None:
+            _BASE.context = context
+    elif _BASE.context is not None:
+        base, _BASE.context = _BASE.context, None
+        base.__exit__(None, None, None)
+
+
+strands.listen(_follow)
