@@ -85,6 +85,19 @@ def test_names_imported_elsewhere_follow() -> None:
     assert late.speak() == "hello"
 
 
+def test_what_only_claims_to_be_a_module_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cffi and others put objects into ``sys.modules`` that have no globals."""
+
+    class Claims:
+        __slots__ = ()
+        __class__ = ModuleType
+
+    monkeypatch.setitem(sys.modules, "claims", Claims())
+    module = load()
+    with installed([PATCH]):
+        assert module.speak() == "HELLO"
+
+
 def test_a_module_is_patched_when_it_is_imported_later() -> None:
     """A scope imports nothing; the import inside it is patched and looks like any other."""
     with installed([PATCH]):

@@ -136,7 +136,8 @@ def _holders(name: str) -> list[weakref.ref[ModuleType]]:
     stamp = (len(sys.modules), next(reversed(sys.modules), ""))
     known = _HOLDERS.get(name)
     if known is None or known[0] != stamp:
-        modules = [m for m in tuple(sys.modules.values()) if isinstance(m, ModuleType)]
+        # By their true type: what cffi puts into sys.modules only claims to be a module.
+        modules = [m for m in tuple(sys.modules.values()) if issubclass(type(m), ModuleType)]
         found = [weakref.ref(module) for module in modules if name in _names(module)]
         known = _HOLDERS[name] = (stamp, found)
     return known[1]
