@@ -86,7 +86,7 @@ def test_names_imported_elsewhere_follow() -> None:
 
 
 def test_what_only_claims_to_be_a_module_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cffi and others put objects into ``sys.modules`` that have no globals."""
+    """Cffi and others put objects into ``sys.modules`` that have no globals."""
 
     class Claims:
         __slots__ = ()
