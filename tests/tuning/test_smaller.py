@@ -13,6 +13,8 @@ from tilepolicy.tuning.batch import Compiler
 from tilepolicy.tuning.compiler import CompileRequest
 from tilepolicy.tuning.sites import GmmTile, Site
 from tilepolicy.tuning.smaller import fitting_limit, smaller_tiles, smallest_change
+from tilepolicy.tuning.tpus import tpu
+from tilepolicy.tuning.vmem import estimate_vmem
 
 SITE = Site("wi", "fwd", 8192, 2048, 1024, 8, backend="megablox")
 TILE = GmmTile(1024, 2048, 1024)
@@ -54,6 +56,18 @@ def test_the_smallest_change_is_confirmed_by_compiling() -> None:
     assert found.verdict.fits
     assert found.scoped_vmem_limit_kib is None
     assert [request.tile for request in fake.requests] == [GmmTile(512, 2048, 1024)]
+
+
+def test_what_surely_does_not_fit_is_not_compiled() -> None:
+    """With a tight limit the first proposals are hopeless: the search goes past them for free."""
+    fake = FakeTpuCompiler()
+    tight = replace(REQUEST, scoped_vmem_limit_kib=4096)
+    found = smallest_change(tight, TILE, Compiler(run=fake))
+    assert found is not None
+    for request in fake.requests:
+        assert request.tile is not None
+        guess = estimate_vmem(SITE, request.tile, tpu("v5p"), scoped_vmem_limit_kib=4096)
+        assert guess.verdict != "does-not-fit"
 
 
 def test_a_refused_proposal_is_passed_over() -> None:

@@ -119,6 +119,19 @@ def test_the_proof_finds_a_tile_that_is_not_used(tmp_path: Path) -> None:
         prove(output, (replace(first, best=lying),), job.models, "v6e")
 
 
+def test_the_proof_wants_the_tile_from_the_file(tmp_path: Path) -> None:
+    """A tile that another source happens to give is no hit."""
+    job = job_for_config(
+        str(write_config(tmp_path)), (), policy.load("maxtext-default"), "v6e", only=("wo.fwd",)
+    )
+    (site,) = tune(job.items, Compiler(run=FakeTpuCompiler()))
+    assert site.best is not None
+    default = replace(site, best=replace(site.best, tile=GmmTile(512, 1024, 1024)))
+    other = write_rules(tmp_path, "layer: wi => batch_seq: 128")
+    with pytest.raises(VerifyError, match=r"wo\.fwd: batch_seq is 512 from default, not 512 from"):
+        prove(other, (default,), job.models, "v6e")
+
+
 def test_extends_names_what_can_be_reached(tmp_path: Path) -> None:
     """Shipped names stay, files below the folder become relative, others have to be given."""
     (tmp_path / "sub").mkdir()
