@@ -192,8 +192,7 @@ def illegal_tile(
                         8                                      dimension, for the output axis
     tokamax_v1          divides the rows                       multiple of 128 or the whole
                                                                dimension
-    tokamax_v2          multiple of 8 (fwd, dlhs), 8 or more   multiple of 128
-                        (drhs)
+    tokamax_v2          multiple of 8                          multiple of 128
     ==================  =====================================  ================================
 
     ``jax.lax.ragged_dot`` clamps what MaxText hints; other paths read no tile.
@@ -283,10 +282,8 @@ def _illegal_rows(
             f"{layer} {pass_}; {size} does not",
             f"use a divisor of {rows}",
         )
-    sublanes = backend == "megablox" or (backend == "tokamax_v2" and pass_ != "drhs")
-    if (sublanes and size % SUBLANES and size != rows) or (
-        backend == "tokamax_v2" and size < SUBLANES
-    ):
+    whole = size == rows and backend == "megablox"
+    if backend in ("megablox", "tokamax_v2") and size % SUBLANES and not whole:
         return TileFault(
             "batch_seq",
             f"{backend} takes batch_seq tiles of {layer} {pass_} in multiples of 8, not {size}",

@@ -176,6 +176,10 @@ def _first_generation(head: str, call: str, profile: Mapping[str, Any]) -> Kerne
         pass_: Pass = "drhs"
     else:
         pass_ = "dlhs" if profile["transpose_rhs"] else "fwd"
+        contracted = rhs[2] if pass_ == "dlhs" else rhs[1]
+        if lhs[1] != contracted:
+            # A contracted tile without whole lanes: the compiler hands the lhs over transposed.
+            lhs = lhs[::-1]
         shape = GmmShape.of_operands(pass_, lhs, rhs, rhs[0])
     return KernelReadback(
         kernel="v1" if buffers is not None else "megablox",
