@@ -59,8 +59,9 @@ class ChunkPlan:
         return params if self.sharding is None else self.sharding.stored(params)
 
     # The same inside the loop. A constraint outside of the loop does not hold inside: XLA lays the
-    # loop's operands out as its body wants them, which is gathered for the parameters, and as
-    # stored for the gradients.
+    # loop's operands out as its body wants them, which is gathered for the parameters, and its
+    # results as their user does, which is stored for the gradients. Hence the sums of gradients
+    # are constrained before, in and after the loop.
 
     def params_in_loop(self, params: PyTree) -> PyTree:
         """Parameters of one chunk: without ``ag_once`` nothing stays gathered between chunks."""
@@ -151,17 +152,19 @@ def _over_chunks(
         result = step(chunk)
         if of_hidden is not None and result.of_hidden is not None:
             of_hidden = write_chunk(of_hidden, result.of_hidden, index, plan.factors)
-        loss, z_loss, of_params = jax.tree.map(jnp.add, sums, result[:3])
-        if of_params is not None:
-            of_params = plan.gradients_in_loop(of_params)
-        return ((loss, z_loss, of_params), of_hidden), result.token_losses
+        return (in_loop(jax.tree.map(jnp.add, sums, result[:3])), of_hidden), result.token_losses
+
+    def in_loop(sums: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+        loss, z_loss, of_params = sums
+        return loss, z_loss, None if of_params is None else plan.gradients_in_loop(of_params)
 
     shapes = jax.eval_shape(step, first)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3])
     of_hidden = None if shapes.of_hidden is None else jnp.zeros_like(hidden)
     numbers = jnp.arange(len(chunks[0]), dtype=jnp.int32)
-    (sums, of_hidden), losses = lax.scan(body, (zeros, of_hidden), (numbers, chunks))
-    return ChunkSums(sums[0], sums[1], sums[2], of_hidden, losses)
+    start = (in_loop(zeros), of_hidden)
+    (sums, of_hidden), losses = lax.scan(body, start, (numbers, chunks))
+    return ChunkSums(*in_loop(sums), of_hidden, losses)
 
 
 def _one_chunk(

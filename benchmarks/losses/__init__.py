@@ -1,0 +1,1 @@
+"""Benchmarks of the losses: accuracy, compiled memory and time, against the rivals."""

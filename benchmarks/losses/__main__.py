@@ -1,0 +1,162 @@
+"""Prints the figures of the losses as Markdown tables, and writes them as JSON.
+
+``python -m benchmarks.losses accuracy memory time --json losses.json``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# The TPU compiler stays offline and quiet, and jax runs on the CPU.
+for _name, _value in {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v6e-4",
+    "DECOUPLE_GCLOUD": "TRUE",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+from benchmarks.losses import measure  # noqa: E402  (after the environment)
+from benchmarks.losses.rivals import LARGE, NINE, TIMED, Point, losses  # noqa: E402
+
+type Row = dict[str, Any]
+
+DENSE = "MaxText dense"
+OWN = ["sparse", "chunked", "online"]
+ON_CPU = ["optax integer labels", DENSE, "MaxText tiled", "tokamax chunked_xla", *OWN]
+ON_TPU = [*ON_CPU[:4], "tokamax mosaic_tpu", *OWN]
+
+
+def main() -> None:
+    """Runs the figures that are asked for."""
+    figures: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
+        "accuracy": _accuracy,
+        "memory": _memory,
+        "large": _large,
+        "time": _time,
+    }
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("figures", nargs="+", choices=figures)
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each loss")
+    parser.add_argument("--losses", help="comma-separated names; default: all")
+    parser.add_argument("--points", help="comma-separated numbers of points; default: all")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    arguments = parser.parse_args()
+    found = {}
+    for figure in arguments.figures:
+        found[figure] = figures[figure](arguments)
+        print(f"\n### {figure}\n\n{_table(found[figure])}", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _names(arguments: argparse.Namespace, default: list[str]) -> list[str]:
+    return arguments.losses.split(",") if arguments.losses else default
+
+
+def _points(arguments: argparse.Namespace, default: list[Point]) -> list[Point]:
+    if not arguments.points:
+        return default
+    return [default[int(number)] for number in arguments.points.split(",")]
+
+
+def _accuracy(arguments: argparse.Namespace) -> list[Row]:
+    rows = []
+    for point in _points(arguments, NINE):
+        exact = measure.exact(point)
+        dense = measure.result(losses(point, [DENSE])[DENSE], point)
+        for name, loss in losses(point, _names(arguments, [DENSE, *OWN])).items():
+            found = dense if name == DENSE else measure.result(loss, point)
+            tile = point.vocab_tile if name == "online" else None
+            row: Row = {"point": str(point), "tile": tile, "loss": name}
+            for base, reference in {"float64": exact, "dense": dense}.items():
+                for part, value in found.differences(reference).items():
+                    row[f"Δ {part} to {base}"] = f"{value:.1e}"
+            rows.append(row)
+    return rows
+
+
+def _memory(arguments: argparse.Namespace) -> list[Row]:
+    rows: list[Row] = []
+    for point in _points(arguments, NINE):
+        on_cpu = _bytes(measure.memory_on_cpu, point, _names(arguments, ON_CPU))
+        on_tpu = _bytes(measure.memory_on_tpu, point, _names(arguments, ON_TPU))
+        rows += _factors(point, on_cpu, on_tpu)
+    return rows
+
+
+def _large(arguments: argparse.Namespace) -> list[Row]:
+    rows: list[Row] = []
+    for point in _points(arguments, LARGE):
+        rows += _factors(point, {}, _bytes(measure.memory_on_tpu, point, _names(arguments, ON_TPU)))
+    return rows
+
+
+def _bytes(
+    compiled: Callable[..., measure.Memory], point: Point, names: list[str]
+) -> dict[str, measure.Memory]:
+    return {name: compiled(loss, point) for name, loss in losses(point, names).items()}
+
+
+def _factors(
+    point: Point, on_cpu: dict[str, measure.Memory], on_tpu: dict[str, measure.Memory]
+) -> list[Row]:
+    rows = []
+    for name in on_tpu:
+        row: Row = {
+            "point": str(point),
+            "tile": point.vocab_tile if name == "online" else None,
+            "loss": name,
+        }
+        for device, found in {"CPU": on_cpu, "v6e": on_tpu}.items():
+            if name in found:
+                row[f"{device} temp MiB"] = f"{found[name].temp / measure.MIB:.2f}"
+                row[f"{device} output MiB"] = f"{found[name].output / measure.MIB:.1f}"
+                dense = found.get(DENSE)
+                if dense is not None:
+                    row[f"{device} factor"] = f"{dense.temp / max(1, found[name].temp):.1f}"
+        rows.append(row)
+    return rows
+
+
+def _time(arguments: argparse.Namespace) -> list[Row]:
+    rows = []
+    for point in _points(arguments, TIMED):
+        base = "optax integer labels"
+        chosen = list(dict.fromkeys([base, *_names(arguments, ON_CPU)]))
+        seen = measure.times(losses(point, chosen), point, arguments.rounds)
+        for name, found in seen.items():
+            rows.append(
+                {
+                    "point": str(point),
+                    "loss": name,
+                    "chunks or tile": {"chunked": point.num_tiles, "online": point.vocab_tile}.get(
+                        name
+                    ),
+                    "median s": f"{sorted(found.whole)[len(found.whole) // 2]:.3f}",
+                    "ratio to optax": f"{measure.paired_ratio(found.whole, seen[base].whole):.2f}",
+                    "launch ms": f"{1e3 * sorted(found.launch)[len(found.launch) // 2]:.2f}",
+                    "rounds": len(found.whole),
+                }
+            )
+    return rows
+
+
+def _table(rows: list[Row]) -> str:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    for row in rows:
+        cells = ["" if row.get(key) is None else str(row[key]) for key in columns]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

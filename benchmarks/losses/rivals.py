@@ -1,0 +1,189 @@
+"""Every loss that is compared, as ``(hidden, head, labels) -> mean loss``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from tilepolicy.losses import (
+    chunked_sparse_cross_entropy,
+    online_sparse_cross_entropy,
+    sparse_cross_entropy_with_logits,
+)
+from tilepolicy.vocab import choose_tiling
+
+type Loss = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting.
+
+    Attributes:
+        tokens: N.
+        vocab: V.
+        depth: D.
+        vocab_tile: entries of a tile of the online loss.
+        dtype: dtype of hidden states and head.
+    """
+
+    tokens: int
+    vocab: int
+    depth: int
+    vocab_tile: int
+    dtype: str
+
+    @property
+    def num_tiles(self) -> int:
+        """Token chunks: what ``num_vocab_tiling: auto`` gives, and at least two."""
+        choice = choose_tiling(self.tokens, self.vocab, 4).num_tiles
+        return max(2, choice or 1)
+
+    def __str__(self) -> str:
+        return f"N={self.tokens} V={self.vocab} D={self.depth} {self.dtype}"
+
+
+NINE = [
+    Point(256, vocab, 64, tile, "float32")
+    for vocab in (32768, 131072, 262144)
+    for tile in (1024, 2048, 4096)
+]
+LARGE = [
+    Point(4096, 262144, 2048, 1024, "bfloat16"),
+    Point(8192, 262144, 2048, 1024, "bfloat16"),
+]
+TIMED = [Point(256, 262144, 512, 4096, "float32"), Point(4096, 131072, 512, 4096, "float32")]
+
+
+def losses(point: Point, names: list[str] | None = None) -> dict[str, Loss]:
+    """The losses by name; ``names`` selects some of them.
+
+    Raises:
+        ImportError: a rival's library is missing: ``pip install 'tilepolicy[maxtext,test]'``.
+    """
+    makers: dict[str, Callable[[Point], Loss]] = {
+        "optax integer labels": _optax,
+        "MaxText dense": _maxtext_dense,
+        "MaxText tiled": _maxtext_tiled,
+        "tokamax chunked_xla": lambda point: _tokamax(point, "chunked_xla"),
+        "tokamax mosaic_tpu": lambda point: _tokamax(point, "mosaic_tpu"),
+        "sparse": _sparse,
+        "chunked": _chunked,
+        "online": _online,
+    }
+    return {name: makers[name](point) for name in (names or makers)}
+
+
+def _logits(hidden: jax.Array, head: jax.Array) -> jax.Array:
+    return (hidden @ head).astype(jnp.float32)
+
+
+def _sparse(_: Point) -> Loss:
+    def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+        return sparse_cross_entropy_with_logits(_logits(hidden, head), labels)[0].mean()
+
+    return loss
+
+
+def _chunked(point: Point) -> Loss:
+    def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+        total, _ = chunked_sparse_cross_entropy(hidden, head, labels, num_tiles=point.num_tiles)
+        return total / labels.size
+
+    return loss
+
+
+def _online(point: Point) -> Loss:
+    def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+        tile = point.vocab_tile
+        return online_sparse_cross_entropy(hidden, head, labels, vocab_tile=tile)[0].mean()
+
+    return loss
+
+
+def _optax(_: Point) -> Loss:
+    def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+        logits = _logits(hidden, head)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    return loss
+
+
+def _tokamax(_: Point, implementation: str) -> Loss:
+    import tokamax
+
+    def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+        return tokamax.linear_softmax_cross_entropy_loss(
+            hidden, labels, head, reduction="mean", implementation=implementation
+        )
+
+    return loss
+
+
+def _maxtext_dense(point: Point) -> Loss:
+    from maxtext.utils import max_utils
+
+    def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+        one_hot = jax.nn.one_hot(labels, point.vocab)
+        return max_utils.cross_entropy_with_logits(_logits(hidden, head), one_hot)[0].mean()
+
+    return loss
+
+
+def _maxtext_tiled(point: Point) -> Loss:
+    from flax import nnx
+    from maxtext.common.common_types import ShardMode
+    from maxtext.utils import vocabulary_tiling
+
+    class Dense(nnx.Module):
+        def __init__(self, kernel: jax.Array) -> None:
+            self.kernel = nnx.Param(kernel)
+
+    class Model(nnx.Module):
+        """What MaxText's loss needs of a model: a mesh, and logits of hidden states."""
+
+        def __init__(self, kernel: jax.Array, mesh: Mesh) -> None:
+            self.logits_dense, self.mesh = Dense(kernel), mesh
+
+        def logits_from_hidden_states_for_vocab_tiling(
+            self, hidden: jax.Array, deterministic: bool, model_mode: str
+        ) -> jax.Array:
+            del deterministic, model_mode
+            return _logits(hidden, self.logits_dense.kernel[...])
+
+    config = SimpleNamespace(
+        enable_dropout=False,
+        shard_mode=ShardMode.AUTO,
+        debug_sharding=False,
+        num_vocab_tiling=point.num_tiles,
+        vocab_tiling_ag_once=False,
+        vocab_size=point.vocab,
+        z_loss_multiplier=0.0,
+    )
+
+    def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+        data: dict[str, Any] = {
+            "targets": labels[None],
+            "targets_segmentation": jnp.ones_like(labels)[None],
+        }
+        model = Model(head, _mesh())
+        total, _ = vocabulary_tiling.vocab_tiling_nnx_loss(model, hidden[None], data, config, True)
+        return total / labels.size
+
+    return loss
+
+
+def _mesh() -> Mesh:
+    """A mesh of one device with the axes that MaxText's rules name."""
+    ambient = jax.sharding.get_abstract_mesh()
+    if not ambient.empty:
+        return ambient  # type: ignore[return-value]
+    return Mesh(np.array(jax.devices()[:1]), ("fsdp",))
