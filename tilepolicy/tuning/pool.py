@@ -178,7 +178,13 @@ def close_compilers() -> None:
         process.kill()
 
 
-atexit.register(close_compilers)
+def _close_all() -> None:
+    """At the end of the process, when no other thread uses a child any more."""
+    for process in _open:
+        process.close()
+
+
+atexit.register(_close_all)
 
 
 def compile_many(
