@@ -8,7 +8,8 @@ from tilepolicy.tuning.sites import Backend
 SIZES = {"batch_seq": 1024, "embed_dim": 256, "mlp_dim": 384}
 
 # The verdicts of the v6e compiler for lhs [1024, 256] x rhs [4, 256, 384] in bfloat16 as wi:
-# backend, pass, tile by axis, and the axis that it refuses. ``test_backends_compiled.py`` asks again.
+# backend, pass, tile by axis, and the axis that it refuses. ``test_backends_compiled.py`` asks it
+# again.
 COMPILED: list[tuple[Backend, Pass, tuple[int, int, int], str | None]] = [
     ("megablox", "fwd", (512, 1024, 1024), None),
     ("megablox", "fwd", (512, 256, 384), None),
