@@ -98,8 +98,12 @@ def engine(layers: int) -> Foreign:
         results = (loss, {}, _new(rest), params)
         return results if version("maxtext") == "0.2.4" else (*results, loss)
 
-    made._fwd_bwd_kernel = forward
-    made._update_kernel = lambda state, *_: (_new(state), None, None)
+    def update(state: Foreign, *_: Foreign) -> Foreign:
+        return _new(state), None, None
+
+    made._fwd_bwd_kernel = made._compiled_fwd_bwd = forward
+    made._update_kernel = made._compiled_update = update
+    made._compiled = True
     return made
 
 

@@ -46,6 +46,7 @@ __all__ = [
     "pretrain_loss_config",
     "read_signature",
     "require",
+    "update_kernel",
     "verified",
 ]
 
@@ -288,6 +289,11 @@ def compiled_kernels(engine: Foreign) -> tuple[Foreign, ...]:
     """What a training engine of 0.2.4 has compiled; replaced when its model or state is."""
     kernels = ("_compiled", "_compiled_fwd_bwd", "_compiled_update")
     return tuple(getattr(engine, name, None) for name in kernels)
+
+
+def update_kernel(engine: Foreign) -> object:
+    """The jitted update of a training engine of 0.2.4; None where it runs eagerly."""
+    return engine._compiled_update if engine._compiled else None
 
 
 def keeps_pure_state(engine: Foreign) -> bool:

@@ -192,8 +192,10 @@ class _Keeper:
         if live is None or (node is not live and node is not getattr(live, "model", None)):
             return None
         kept = self._states.get(engine)
-        if kept is not None and kept.state is live and kept.is_current():
-            return kept
+        if kept is not None and kept.state is live:
+            current = kept.state_is_current() if node is live else kept.model_is_current()
+            if current:
+                return kept
         return self._keep(engine, live, scope)
 
     def publish(self, node: Foreign, values: Foreign) -> None:
@@ -206,7 +208,7 @@ class _Keeper:
 
         try:
             if node is kept.state:
-                kept.publish_state(values)
+                kept.publish_state(values, api.update_kernel(step[0]))
             else:
                 kept.publish_rest(values)
         except NotReusableError as error:

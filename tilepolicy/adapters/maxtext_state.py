@@ -60,16 +60,26 @@ class PureState:
         self._rest_shape = _shape(self._rest.raw_mapping)
         self._state_shape = _shape(self._state_pure.raw_mapping)
         self._rest_is_newer = False
+        self._compared_kernel: object = None
         self._check_parts()
         self._watch()
 
-    def is_current(self) -> bool:
-        """Whether the live objects are what they were after the last publication."""
+    def model_is_current(self) -> bool:
+        """Whether model and state are, object for object, what the last step left."""
+        return self.state_is_current() and all(
+            map(operator.is_, _values(self._attributes), self._known)
+        )
+
+    def state_is_current(self) -> bool:
+        """The same, but of the modules only how many attributes they have.
+
+        For the update that belongs to a forward pass: the gradients it is given are of the model
+        that :meth:`model_is_current` has looked at.
+        """
         return (
             all(map(operator.is_, map(_RAW, self._variables), self._published))
             and all(map(operator.is_, map(_RAW, self._rest_variables), self._rest_published))
             and sum(map(len, self._attributes)) == len(self._known)
-            and all(map(operator.is_, _values(self._attributes), self._known))
         )
 
     def split_model(self) -> tuple[Foreign, Foreign, Foreign]:
@@ -99,17 +109,26 @@ class PureState:
         self._rest_is_newer = True
         self._rest_published = tuple(map(_RAW, self._rest_variables))
 
-    def publish_state(self, state: Foreign) -> None:
+    def publish_state(self, state: Foreign, kernel: object = None) -> None:
         """Take over the state that an update returned.
+
+        Args:
+            state: the returned state.
+            kernel: the jitted function that returned it, whose results have one structure, so
+                that only its first is compared in full; None compares every one.
 
         Raises:
             NotReusableError: it does not have the parts that the state was split into.
         """
-        if not _fits(state.raw_mapping, self._state_shape):
-            raise NotReusableError("update returned another state than the engine was split into")
-        model = state.raw_mapping[_MODEL]
-        self._params = nnx.State(_picked(model, self._param_shape))
-        self._rest = nnx.State(_picked(model, self._rest_shape))
+        whole = state.raw_mapping
+        if kernel is None or kernel is not self._compared_kernel:
+            if not _fits(whole, self._state_shape):
+                raise NotReusableError(
+                    "update returned another state than the engine was split into"
+                )
+            self._compared_kernel = kernel
+        self._params = nnx.State(_picked(whole[_MODEL], self._param_shape))
+        self._rest = nnx.State(_picked(whole[_MODEL], self._rest_shape))
         self._state_pure = state
         self._rest_is_newer = False
         self._read_published()
@@ -177,12 +196,15 @@ def _shape(tree: Foreign) -> Foreign:
 
 def _fits(tree: Foreign, shape: dict[Foreign, Foreign]) -> bool:
     """Whether a state's mapping has this nesting and these types."""
-    if type(tree) is not dict or len(tree) != len(shape):
-        return False
-    for key, inner in shape.items():
-        value = tree.get(key)
-        if not (_fits(value, inner) if type(inner) is dict else type(value) is inner):
+    try:
+        if len(tree) != len(shape):
             return False
+        for key, inner in shape.items():
+            value = tree[key]
+            if type(value) is not inner and not (type(inner) is dict and _fits(value, inner)):
+                return False
+    except (KeyError, TypeError):
+        return False
     return True
 
 
