@@ -32,8 +32,8 @@ def canonical(policy: model.PolicyDocument) -> dict[str, Any]:
     return {
         "version": policy.version,
         "name": policy.name,
-        "vocab": policy.vocab.model_dump(),
-        "engine": policy.engine.model_dump(),
+        "vocab": dict(policy.vocab),
+        "engine": dict(policy.engine),
         "gmm": {
             "on_miss": policy.gmm.on_miss,
             "rules": [_rule(rule) for rule in policy.gmm.rules],

@@ -101,9 +101,20 @@ Reference = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class Strict(BaseModel):
-    """What all parts of a document share: frozen, no conversion, no unknown keys."""
+    """What all parts of a document share: frozen, no conversion, no unknown keys.
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", protected_namespaces=())
+    A part's own validator is built when it is first used, which reading a document never does:
+    the document's validator holds those of its parts.
+    """
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", protected_namespaces=(), defer_build=True
+    )
+
+    @classmethod
+    def standard(cls) -> Self:
+        """The part when nothing is given; its defaults need no check, and so no validator."""
+        return cls.model_construct()
 
 
 class Tile(Strict):
@@ -349,6 +360,9 @@ class OpSection(Strict):
 class PolicyDocument(Strict):
     """A tilepolicy policy file."""
 
+    # Built on import, under its lock: threads may read their first documents at once.
+    model_config = ConfigDict(defer_build=False)
+
     version: Annotated[Literal[1], BeforeValidator(read.read_version)] = Field(
         title="version", description="Version of the policy language."
     )
@@ -362,10 +376,10 @@ class PolicyDocument(Strict):
         "packs, or paths below the folder of this file.",
     )
     vocab: VocabSettings = Field(
-        default=VocabSettings(), title="vocab", description="Vocabulary tiling and loss."
+        default=VocabSettings.standard(), title="vocab", description="Vocabulary tiling and loss."
     )
     gmm: GmmSection = Field(
-        default=GmmSection(), title="gmm", description="Tiles of the grouped matmuls."
+        default=GmmSection.standard(), title="gmm", description="Tiles of the grouped matmuls."
     )
     locks: Annotated[tuple[Lock, ...], Field(strict=False)] = Field(
         default=(), title="locks", description="Rules that nothing overrides."
@@ -374,5 +388,7 @@ class PolicyDocument(Strict):
         default=(), title="ops", description="Rules for other Tokamax ops."
     )
     engine: EngineSettings = Field(
-        default=EngineSettings(), title="engine", description="Settings of the training engine."
+        default=EngineSettings.standard(),
+        title="engine",
+        description="Settings of the training engine.",
     )

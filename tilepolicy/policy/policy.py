@@ -127,7 +127,7 @@ def _merge(name: str, layers: tuple[Layer, ...]) -> Policy:
     values, places = _explicit(layers)
     gmm = layers[0].document.gmm.model_copy(
         update={
-            "on_miss": values.get("gmm.on_miss", GmmSection().on_miss),
+            "on_miss": values.get("gmm.on_miss", GmmSection.standard().on_miss),
             "rules": tuple(rule for layer in layers for rule in layer.document.gmm.rules),
         }
     )
@@ -135,8 +135,8 @@ def _merge(name: str, layers: tuple[Layer, ...]) -> Policy:
         update={
             "name": name,
             "extends": (),
-            "vocab": _overlaid(VocabSettings(), "vocab", values),
-            "engine": _overlaid(EngineSettings(), "engine", values),
+            "vocab": _overlaid(VocabSettings.standard(), "vocab", values),
+            "engine": _overlaid(EngineSettings.standard(), "engine", values),
             "gmm": gmm,
             "locks": tuple(lock for layer in layers for lock in layer.document.locks),
             "ops": tuple(op for layer in layers for op in layer.document.ops),

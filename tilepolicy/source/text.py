@@ -6,7 +6,7 @@ import codecs
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final
 
 from tilepolicy.errors import Place, Problem
@@ -14,10 +14,16 @@ from tilepolicy.errors import Place, Problem
 __all__ = ["SourceText", "decode"]
 
 # YAML 1.1, "Characters": what a stream may hold. The byte order mark is only allowed in front.
-_FORBIDDEN: Final = re.compile(
-    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
-)
+_FORBIDDEN_ASCII: Final = re.compile("[^\t\n\r\x20-\x7e]")
 _LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
+
+
+@cache
+def _forbidden() -> re.Pattern[str]:
+    """All forbidden characters; apart, for few texts need it and it is slow to compile."""
+    return re.compile(
+        "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,8 @@ def decode(text: str | bytes, file: str, max_bytes: int) -> tuple[SourceText, Pr
         except UnicodeDecodeError as error:
             return _undecodable(body, file, error.start)
     source = SourceText(file, text.removeprefix("\ufeff"))
-    if (bad := _FORBIDDEN.search(source.text)) is not None:
+    forbidden = _FORBIDDEN_ASCII if source.text.isascii() else _forbidden()
+    if (bad := forbidden.search(source.text)) is not None:
         message = f"the character U+{ord(bad.group()):04X} is not allowed in YAML"
         remedy = 'delete it, or write it as an escape inside double quotes ("\\u0000")'
         problem = Problem("bad-character", message, source.place(bad.start()), remedy)
