@@ -1,4 +1,4 @@
-"""Adapters are plugins: found by entry point, entered, reported, left; errors name what is wrong."""
+"""Adapters are plugins: found by entry point, entered, reported, left; errors are exact."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ BY_NAME = CallSites(wi=("_up",), wo=("_down",), file="tests/apply/moe.py")
 def trace(function: Any, *arguments: Any, device: str = "v6e") -> Any:
     """Trace for a device, anew each time."""
     with tpu(device):
-        return jax.jit(lambda *a: function(*a)).trace(*arguments)
+        return jax.jit(functools.partial(function)).trace(*arguments)
 
 
 class TestLayers:

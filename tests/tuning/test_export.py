@@ -301,7 +301,7 @@ def _keys_of_a_train_step() -> list[tuple[Pass, Any]]:
     class Recorder:
         """An overlay that answers nothing and keeps the keys."""
 
-        def get(self, op: Any, default: Any = None) -> Any:  # noqa: ARG002 - a mapping's get
+        def get(self, op: Any, default: Any = None) -> Any:
             return _Inner()
 
     class _Inner(dict[Any, Any]):

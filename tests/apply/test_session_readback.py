@@ -164,7 +164,7 @@ def test_the_compiler_got_the_six_tiles(tmp_path: Path, device: str, mlp: int) -
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_the_compiler_got_the_six_tiles_of_v2(tmp_path: Path) -> None:
-    """v2's metadata has tile and sizes as called; dlhs is a forward call with transposed weights."""
+    """v2's metadata has tile and sizes as called; dlhs is a forward call on turned weights."""
     with apply(load(tmp_path, document(SIX))) as session:
         compiled = compile_step("v6e", "mosaic_tpu_v2", 1024).compile()
     found = session.verify(compiled, complete=True)
