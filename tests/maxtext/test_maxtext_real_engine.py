@@ -56,7 +56,8 @@ def under(tiny: Any, folder: Path, cache: str) -> tuple[list[np.ndarray], list[t
     )
     with tilepolicy.apply(path) as session:
         state = trained(tiny, folder)
-    return state, [(note.value, note.reason) for note in session.notes]
+    found = [note for note in session.notes if note.subject == "engine.cache_pure_state"]
+    return state, [(note.value, note.reason) for note in found]
 
 
 def test_ten_steps_are_bit_identical_to_those_without_the_cache(tmp_path: Path) -> None:
