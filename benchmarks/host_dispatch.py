@@ -114,8 +114,17 @@ def _new(tree: Foreign) -> Foreign:
     return jax.tree.map(lambda leaf: leaf, tree)
 
 
+def _stand_in_for_tunix() -> None:
+    """0.2.5's engine imports types of Tunix that no release on PyPI has."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "maxtext"))
+    import tunix_stand_in
+
+    tunix_stand_in.install()
+
+
 def measure(layers: int) -> dict[str, Foreign]:
     """Medians of a step with and without a policy, for the installed MaxText."""
+    _stand_in_for_tunix()
     import maxtext.training_engine.maxtext_engine as module
 
     import tilepolicy

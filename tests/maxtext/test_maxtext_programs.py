@@ -206,6 +206,7 @@ def test_deepseek3_carries_the_shipped_tiles(tmp_path: Path) -> None:
             "compile_topology=v6e-4",
             "base_num_decoder_layers=1",
             "first_num_dense_layers=0",
+            "base_mlp_dim=2048",
             "num_experts=16",
             "use_tokamax_gmm=True",
             "ici_fsdp_parallelism=4",

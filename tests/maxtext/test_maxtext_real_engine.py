@@ -22,8 +22,11 @@ STEPS = 10
 
 def trained(tiny: Any, folder: Path) -> list[np.ndarray]:
     """Every array of the engine's state after ten steps of two micro steps each."""
+    import tunix_stand_in
     from flax import nnx
     from flax.core.spmd import logical_axis_rules
+
+    tunix_stand_in.install()
     from maxtext.training_engine.maxtext_engine import MaxTextTrainingEngine
 
     config = tiny.config(f"base_output_directory={folder}", "gradient_accumulation_steps=2")
