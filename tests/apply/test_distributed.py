@@ -19,8 +19,7 @@ WORKER = """
 import json, os, sys
 import jax
 number, count, port, policy, mode = sys.argv[1:6]
-if mode == "late":
-    jax.distributed.is_initialized()
+adapters = [] if mode == "bare" else ["tokamax"]
 import tilepolicy
 from tilepolicy.errors import HostMismatchError
 
@@ -42,11 +41,11 @@ jax.monitoring.register_event_duration_secs_listener(
     lambda name, *_, **__: compiles.append(name) if "compile" in name else None
 )
 try:
-    with tilepolicy.apply(policy, adapters=["tokamax"]) as session:
+    with tilepolicy.apply(policy, adapters=adapters) as session:
         if mode == "late":
             start()
-        tile = trace()
-    with tilepolicy.apply(policy, adapters=["tokamax"]):
+        tile = None if mode == "bare" else trace()
+    with tilepolicy.apply(policy, adapters=adapters):
         pass
     answer = {"tile": tile}
 except HostMismatchError as error:
@@ -55,8 +54,12 @@ print("ANSWER " + json.dumps(answer | {"compiles": len(compiles)}))
 """
 
 
-def run(count: int, policies: list[Path], mode: str = "early") -> list[dict[str, Any]]:
-    """Start the processes of one run on the loopback address; what each of them says."""
+def run(count: int, policies: list[Path], mode: str) -> list[dict[str, Any]]:
+    """Start the processes of one run on the loopback address; what each of them says.
+
+    ``early``: jax.distributed is up before the scope; ``late``: it starts inside of it; ``bare``:
+    early, and without an adapter.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -97,7 +100,7 @@ def test_two_processes_that_agree(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["early", "late"])
+@pytest.mark.parametrize("mode", ["bare", "late"])
 def test_two_processes_that_differ(tmp_path: Path, mode: str) -> None:
     """Both stop with the same error before a compile; of two, both are named."""
     answers = run(2, policies(tmp_path, [256, 512]), mode)
@@ -113,7 +116,7 @@ def test_two_processes_that_differ(tmp_path: Path, mode: str) -> None:
 @pytest.mark.slow
 def test_four_processes_with_one_odd(tmp_path: Path) -> None:
     """All four stop with the same error, which names the odd one and the differing field."""
-    answers = run(4, policies(tmp_path, [256, 256, 512, 256]))
+    answers = run(4, policies(tmp_path, [256, 256, 512, 256]), "bare")
     assert all(answer == answers[0] for answer in answers)
     assert answers[0]["compiles"] == 0
     error = answers[0]["error"]
@@ -178,5 +181,5 @@ class TestVerdict:
         state = SimpleNamespace(client=Client(), process_id=0, num_processes=2)
         monkeypatch.setattr(distributed, "_state", lambda: state)
         monkeypatch.setattr(distributed, "_LEDGER", distributed._Ledger())
-        with pytest.raises(distributed.HostMismatchError, match="process 1 .did not enter"):
+        with pytest.raises(distributed.HostMismatchError, match=r"process 1 .did not enter"):
             distributed.expect("digest", {"policy": "p"})

@@ -373,7 +373,10 @@ class TestConcurrency:
 
     def test_a_subprocess_sees_nothing(self, tmp_path: Path) -> None:
         """No variable of the environment carries a scope."""
-        code = "from tilepolicy import strands, scope; print(strands.active(), scope.current())"
+        code = (
+            "from tilepolicy import scope; from tilepolicy.context import strands; "
+            "print(strands.active(), scope.current())"
+        )
         with tilepolicy.apply(policy_of(tmp_path, 256)):
             environment = dict(os.environ)
             done = subprocess.run(
@@ -407,7 +410,7 @@ def test_without_jax_the_error_gives_the_install_line(
     made = tilepolicy.apply(policy_of(tmp_path, 256))
     for name in ("tilepolicy.context.carrier", "tilepolicy.context.distributed"):
         monkeypatch.delitem(sys.modules, name)
-        monkeypatch.delattr(tilepolicy, name.rpartition(".")[2])
+        monkeypatch.delattr(tilepolicy.context, name.rpartition(".")[2])
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(tilepolicy.errors.MissingLibraryError) as raised, made:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from tilepolicy import axes
@@ -28,6 +29,11 @@ _OP_NAMES: Final[Mapping[Kernel, str]] = {
     "tokamax_v2": "pallas_mosaic_tpu_v2_ragged_dot",
 }
 _V2_TILE: Final = ("tile_m", "tile_k", "tile_n")
+
+
+@cache
+def _device(device_kind: str) -> str:
+    return normalize_device(device_kind) or device_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class GmmCall:
     @property
     def device(self) -> str:
         """Normalised device name; jax's own where it is not known."""
-        return normalize_device(self.device_kind) or self.device_kind
+        return _device(self.device_kind)
 
     def facts(self, layer: Layer, version: str) -> dict[str, FactValue]:
         """What the call shows to a rule when it is the given layer's."""
@@ -130,38 +136,42 @@ def answer_gmm(
     if pass_ is None:
         return None
     policies = active.policies()
-    call = _call(kernel, op, device_kind, key, pass_)
-    finder = LayerFinder(upstream, op, call.shape, policies)
-    evidence = finder.first()
-    groups = getattr(op, "num_actual_groups", None)
-    memo = (
-        carrier.key(),
+    answers = policies[0].answers
+    # The key keeps its hash, so that looking for it twice costs one.
+    seen = (
         kernel,
-        str(getattr(op, "qdtype", None)),
-        groups,
         device_kind,
         key,
-        evidence,
+        str(getattr(op, "qdtype", None)),
+        getattr(op, "num_actual_groups", None),
     )
-    known = policies[0].answers.get(memo)
+    shape = answers.get(seen)
+    if not isinstance(shape, GmmShape):
+        shape = answers[seen] = _shape(op, key, pass_)
+    finder = LayerFinder(upstream, op, shape, policies)
+    evidence = finder.first()
+    memo = (seen, carrier.key(), evidence)
+    known = answers.get(memo)
     if not isinstance(known, _Decision):
+        types = _dtype(key["lhs"]), _dtype(key["rhs"])
+        call = GmmCall(kernel, op, device_kind, key, pass_, shape, *types)
         known = _decide(upstream, call, finder, evidence, policies)
         if evidence is not None or known.lookup.layer is None:
-            policies[0].answers[memo] = known
+            answers[memo] = known
     policies[0].session.record(known.lookup)
     for number, origins in known.hits.items():
         policies[number].session.hit(origins)
     return known.config
 
 
-def _call(kernel: Kernel, op: Any, device_kind: str, key: Any, pass_: Pass) -> GmmCall:  # noqa: ANN401
+def _shape(op: Any, key: Any, pass_: Pass) -> GmmShape:  # noqa: ANN401 - upstream types
+    """The forward problem behind a call."""
     lhs, rhs = key["lhs"], key["rhs"]
     if pass_ == "drhs":
         groups = getattr(op, "num_actual_groups", None) or _length(key["group_sizes"])
     else:
         groups = rhs.shape[0]
-    shape = GmmShape.of_operands(pass_, tuple(lhs.shape), tuple(rhs.shape), groups)
-    return GmmCall(kernel, op, device_kind, key, pass_, shape, _dtype(lhs), _dtype(rhs))
+    return GmmShape.of_operands(pass_, tuple(lhs.shape), tuple(rhs.shape), groups)
 
 
 def _length(group_sizes: Any) -> int:  # noqa: ANN401 - GroupSizes or an abstract array

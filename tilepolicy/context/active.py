@@ -29,7 +29,8 @@ class ActivePolicy:
         call_sites: functions whose calls tell the layer.
         ops: names of the other ops that the policy has rules for.
         fail_on_miss: whether a grouped matmul without a rule is an error.
-        answers: answers already given, by everything they depend on; lives as long as the scope.
+        answers: answers already given, by everything they depend on; all entries of one scope
+            share it.
     """
 
     digest: str

@@ -33,13 +33,14 @@ _UNSCOPED: Final[Key] = ()
 _CONTEXT: Final[Any] = jax.make_user_context(default_value=_UNSCOPED)  # type: ignore[no-untyped-call]
 
 
-class _Base(threading.local):
-    """The context whose exit gives the thread back what it had before the first scope."""
+class _Here(threading.local):
+    """The thread's key, and the context whose exit gives it back what it had without one."""
 
-    context: Any = None
+    key: Key = _UNSCOPED
+    base: Any = None
 
 
-_BASE: Final = _Base()
+_HERE: Final = _Here()
 
 
 def key() -> Key:
@@ -48,7 +49,7 @@ def key() -> Key:
     A policy that is entered again inside itself changes nothing; of a policy that is active twice
     with another between, only the inner one counts, because lookups reach it first.
     """
-    return _key(strands.active())
+    return _HERE.key
 
 
 def _key(payloads: tuple[object, ...]) -> Key:
@@ -70,7 +71,7 @@ def check() -> Key:
     Raises:
         ScopeError: it does not; only a scope that another thread closed can bring this about.
     """
-    here = key()
+    here = _HERE.key
     theirs = cast("Key", _CONTEXT.value)
     if here != theirs:
         raise ScopeError(
@@ -84,14 +85,14 @@ def check() -> Key:
 
 
 def _follow(payloads: tuple[object, ...]) -> None:
-    wanted = _key(payloads)
+    wanted = _HERE.key = _key(payloads)
     if wanted != _UNSCOPED:
         context = _CONTEXT(wanted)
         context.__enter__()
-        if _BASE.context is None:
-            _BASE.context = context
-    elif _BASE.context is not None:
-        base, _BASE.context = _BASE.context, None
+        if _HERE.base is None:
+            _HERE.base = context
+    elif _HERE.base is not None:
+        base, _HERE.base = _HERE.base, None
         base.__exit__(None, None, None)
 
 

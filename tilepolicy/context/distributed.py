@@ -17,6 +17,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -86,7 +87,9 @@ def settle() -> None:
             del _LEDGER.pending[digest]
 
 
+@cache
 def _state() -> Any:  # noqa: ANN401 - private jax object
+    """jax's own record of the run: one object, filled when the runtime starts."""
     found = getattr(import_module(_MODULE), _STATE, None)
     missing = [
         name for name in ("client", "process_id", "num_processes") if not hasattr(found, name)

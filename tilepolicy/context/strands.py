@@ -65,6 +65,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.live: list[Strand] = [Strand(None)]
+        self.active: tuple[object, ...] = ()
 
 
 _THREAD: Final = _Thread()
@@ -78,7 +79,7 @@ def listen(listener: Listener) -> None:
 
 def active() -> tuple[object, ...]:
     """The payloads in force here, outermost first."""
-    return tuple(entry.payload for strand in _THREAD.live for entry in strand.entries)
+    return _THREAD.active
 
 
 def open_entries() -> int:
@@ -136,7 +137,8 @@ def remove(entry: Entry) -> None:
 
 
 def _changed() -> None:
-    payloads = active()
+    payloads = tuple(entry.payload for strand in _THREAD.live for entry in strand.entries)
+    _THREAD.active = payloads
     for listener in _LISTENERS:
         listener(payloads)
 

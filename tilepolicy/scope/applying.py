@@ -154,6 +154,7 @@ class Scope:
         self._open: list[_Activation] = []
         sites = [asdict(site) for site in call_sites]
         self.digest = _digest(inputs.content, sites, _plain(options))
+        self._answers: dict[object, object] = {}
         self._versions: dict[str, str] = {}
         for adapter in adapters:
             self._versions |= adapter.versions()
@@ -187,6 +188,7 @@ class Scope:
             call_sites=self._call_sites,
             ops=frozenset(self.inputs.policy.ops),
             fail_on_miss=self.inputs.fail_on_miss,
+            answers=self._answers,
         )
         with ExitStack() as undo:
             for adapter in self._adapters:

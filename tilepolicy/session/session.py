@@ -99,7 +99,10 @@ class Session:
         self.inputs = inputs
         self.versions = dict(versions or {})
         self._lock = threading.Lock()
-        self._lookups: dict[Lookup, int] = {}
+        # By identity, because an answer that is given again is the same object, and hashing one
+        # costs more than the rest of a lookup. The list keeps the object, so its id stays its own.
+        self._records: dict[int, list[Any]] = {}
+        self._seen: set[Lookup] = set()
         self._notes: dict[Note, int] = {}
         self._adapters: dict[str, None] = {}
         self._hit: set[RuleKey] = set()
@@ -111,10 +114,19 @@ class Session:
     def record(self, lookup: Lookup) -> None:
         """Record a lookup; equal lookups are counted, and logged once."""
         with self._lock:
-            count = self._lookups.get(lookup, 0)
-            self._lookups[lookup] = count + 1
-        if count == 0:
+            known = self._records.get(id(lookup))
+            if known is None:
+                known = self._records[id(lookup)] = [lookup, 0]
+            known[1] += 1
+            is_new = known[1] == 1 and not self._is_known(lookup)
+        if is_new:
             _log_lookup(lookup)
+
+    def _is_known(self, lookup: Lookup) -> bool:
+        """Whether an equal lookup was recorded before; remembers it."""
+        size = len(self._seen)
+        self._seen.add(lookup)
+        return len(self._seen) == size
 
     def hit(self, origins: Iterable[Origin]) -> None:
         """Record that rules of this scope's policy decided something."""
@@ -137,8 +149,11 @@ class Session:
     @property
     def lookups(self) -> Mapping[Lookup, int]:
         """Distinct lookups in the order of their first occurrence, with their counts."""
+        counts: dict[Lookup, int] = {}
         with self._lock:
-            return dict(self._lookups)
+            for lookup, count in self._records.values():
+                counts[lookup] = counts.get(lookup, 0) + count
+        return counts
 
     @property
     def misses(self) -> Mapping[Lookup, int]:

@@ -1,0 +1,226 @@
+"""What a scope costs: a lookup inside a trace, tracing a whole block, and a compiled step.
+
+    JAX_PLATFORMS=cpu python benchmarks/apply.py [--repeat N]
+
+Ratios are medians of pairs that run one after the other, in alternating order, so that a change
+of the machine's load meets both sides. Needs the extra ``tokamax``; no TPU and no TPU compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import tokamax
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+import tilepolicy
+from tilepolicy.context import active, carrier
+from tilepolicy.adapters import tokamax as tokamax_adapter
+from tilepolicy.adapters import tokamax_overlay, tokamax_upstream
+
+RULES = 100
+LAYERS = ("wi", "wo")
+PASSES = ("fwd", "dlhs", "drhs")
+
+
+def policy() -> Any:
+    """A policy of 100 rules; the last six are for this block, one per layer and pass."""
+    rules = [
+        f"    - name: other {i}\n"
+        f"      when: {{layer: {LAYERS[i % 2]}, pass: {PASSES[i % 3]}, device: v6e, "
+        f'dtype: bfloat16, batch_seq: "{4096 + i}..{8192 + i}", embed_dim: {1024 + 128 * i}}}\n'
+        f"      tile: {{batch_seq: 128, embed_dim: 256, mlp_dim: 256}}\n"
+        for i in range(RULES - 6)
+    ]
+    rules += [
+        f"    - name: {layer} {pass_}\n"
+        f"      when: {{layer: {layer}, pass: {pass_}}}\n"
+        f"      tile: {{batch_seq: 128, embed_dim: 256, mlp_dim: 256}}\n"
+        for layer in LAYERS
+        for pass_ in PASSES
+    ]
+    text = "version: 1\nname: benchmark\ngmm:\n  rules:\n" + "".join(rules)
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+        file.write(text)
+        file.flush()
+        loaded = tilepolicy.load(file.name)
+    assert len(loaded.gmm) == RULES
+    return loaded
+
+
+def tpu() -> AbstractMesh:
+    """A TPU that is not there."""
+    device = AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
+    return AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device)
+
+
+def moe(x: Any, gate: Any, up: Any, down: Any, sizes: Any) -> Any:
+    """Gate, two wi matmuls, wo."""
+    with tilepolicy.layer("wi"):
+        hidden = jax.nn.silu(tokamax.ragged_dot(x, gate, sizes, implementation="mosaic_tpu"))
+        hidden = hidden * tokamax.ragged_dot(x, up, sizes, implementation="mosaic_tpu")
+    with tilepolicy.layer("wo"):
+        return tokamax.ragged_dot(hidden, down, sizes, implementation="mosaic_tpu")
+
+
+def gradient(weights: Any, x: Any, sizes: Any) -> Any:
+    """Two layers: scan, checkpoint and grad."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        def layer(x: Any, weights: Any) -> tuple[Any, None]:
+            return jax.checkpoint(lambda x: x + moe(x, *weights, sizes))(x), None
+
+        return (jax.lax.scan(layer, x, weights)[0].astype(jnp.float32) ** 2).sum()
+
+    return jax.grad(loss, argnums=(0, 1))(weights, x)
+
+
+def array(*shape: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:
+    """An abstract array."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def paired(inside: Callable[[], float], outside: Callable[[], float], repeat: int) -> list[float]:
+    """Ratios inside / outside of pairs in alternating order."""
+    ratios = []
+    for i in range(repeat):
+        if i % 2:
+            one, other = inside(), outside()
+        else:
+            other, one = outside(), inside()
+        ratios.append(one / other)
+    return ratios
+
+
+def show(name: str, values: list[float], unit: str, limit: float) -> bool:
+    """Print median and quartiles against a limit."""
+    low, median, high = statistics.quantiles(values, n=4)
+    verdict = "ok" if median <= limit else "MISSED"
+    print(
+        f"{name}: median {median:.4g}{unit} (quartiles {low:.4g} to {high:.4g}, "
+        f"n={len(values)}), limit {limit:g}{unit}: {verdict}"
+    )
+    return median <= limit
+
+
+class Timed:
+    """An overlay that times each lookup of another."""
+
+    def __init__(self, overlay: Any) -> None:
+        self.overlay = overlay
+        self.times: list[float] = []
+
+    def get(self, op: Any, _default: Any = None) -> Any:
+        """Time the whole chain of one lookup."""
+        answer: list[Any] = []
+
+        class Chain:
+            def get(inner, device: Any, _default: Any = None) -> Any:  # noqa: N805
+                class Last:
+                    def get(last, key: Any) -> Any:  # noqa: N805
+                        call = lambda: answer.append(self.overlay.get(op).get(device).get(key))
+                        self.times.append(1e6 * seconds(call))
+                        return answer[0]
+
+                return Last()
+
+        return Chain()
+
+
+def lookups(chosen: Any, repeat: int) -> list[float]:
+    """Microseconds of every lookup while the block is traced, each time in a new scope.
+
+    Each trace has distinct calls, which nothing remembers, and re-traces of them.
+    """
+    timed = Timed(tokamax_overlay.PolicyOverlay(tokamax_upstream.load()))
+    weights = (array(2, 4, 512, 1024), array(2, 4, 512, 1024), array(2, 4, 1024, 512))
+    tokamax_adapter._overlay.cache_clear()
+    original, tokamax_adapter._overlay = tokamax_adapter._overlay, lambda: timed
+    try:
+        for _ in range(repeat):
+            jax.clear_caches()
+            with tilepolicy.apply(chosen, adapters=["tokamax"]):
+                arguments = weights, array(1024, 512), array(4, dtype="int32")
+                jax.jit(gradient).trace(*arguments)
+    finally:
+        tokamax_adapter._overlay = original
+    first = len(timed.times) // repeat
+    return timed.times[first:]
+
+
+def tracing(chosen: Any, repeat: int) -> list[float]:
+    """Ratio of the time to trace the block with and without a policy."""
+    weights = (array(2, 4, 512, 1024), array(2, 4, 512, 1024), array(2, 4, 1024, 512))
+    arguments = weights, array(1024, 512), array(4, dtype="int32")
+
+    def trace() -> float:
+        jax.clear_caches()
+        return seconds(lambda: jax.jit(gradient).trace(*arguments))
+
+    def inside() -> float:
+        with tilepolicy.apply(chosen, adapters=["tokamax"]):
+            return trace()
+
+    inside(), trace()
+    return paired(inside, trace, repeat)
+
+
+def steps(chosen: Any, repeat: int, calls: int = 2000) -> list[float]:
+    """Ratio of the time of a compiled jitted step inside and outside of a scope."""
+    step = jax.jit(lambda x: x @ x + 1.0)
+    x = jnp.ones((64, 64))
+
+    def run() -> float:
+        return seconds(lambda: [step(x) for _ in range(calls)][-1].block_until_ready())
+
+    def inside() -> float:
+        with tilepolicy.apply(chosen, adapters=["tokamax"]):
+            step(x)
+            return run()
+
+    def outside() -> float:
+        step(x)
+        return run()
+
+    inside(), outside()
+    return paired(inside, outside, repeat)
+
+
+def main() -> int:
+    """Measure all three; exit status 1 if one misses its limit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=30, help="pairs of traces")
+    repeat = parser.parse_args().repeat
+    chosen = policy()
+    with jax.sharding.use_abstract_mesh(tpu()), tokamax.config.cross_compile(True):
+        found = lookups(chosen, repeat)
+        traced = tracing(chosen, repeat)
+    stepped = steps(chosen, 2 * repeat)
+    assert active.policies() == ()
+    assert carrier.key() == ()
+    fine = [
+        show("lookup inside a trace, 100 rules", found, " us", 50.0),
+        show("tracing the block, with / without", traced, "", 1.05),
+        show("compiled step, inside / outside", stepped, "", 1.01),
+    ]
+    return 0 if all(fine) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
