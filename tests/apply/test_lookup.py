@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-import tokamax
+from fake_op import FakeOp
 from moe import (
     SIX,
     array,
@@ -409,8 +409,10 @@ class TestRefusals:
 
     def test_a_cache_that_is_ignored_is_refused(self, tmp_path: Path) -> None:
         """Tokamax would skip the policy together with its cache."""
+        from tokamax._src import config as private_config  # Public from 0.0.16 on.
+
         with (
-            tokamax.config.ignore_autotuning_cache(True),
+            private_config.ignore_autotuning_cache(True),
             pytest.raises(AdapterError, match="tokamax_ignore_autotuning_cache is set"),
             tilepolicy.apply(load(tmp_path, document(SIX))),
         ):
@@ -455,7 +457,7 @@ class TestOtherOps:
                 }
             ],
         }
-        op = _fake_op()
+        op = FakeOp()
         with tpu(), tilepolicy.apply(load(tmp_path, content)) as session:
             wide = op.bind(array(8, 256)).default_config
             narrow = op.bind(array(8, 128)).default_config
@@ -473,35 +475,7 @@ class TestOtherOps:
             tilepolicy.apply(load(tmp_path, content)),
             pytest.raises(AdapterError, match="FakeOp's config has no field blocks"),
         ):
-            _fake_op().bind(array(8, 256)).default_config  # noqa: B018 - a property that looks up
-
-
-def _fake_op() -> Any:
-    import dataclasses
-    from typing import ClassVar
-
-    from tokamax._src.ops import op as op_lib
-
-    @dataclasses.dataclass(frozen=True)
-    class Config:
-        block: int = 16
-        fused: bool = False
-        stages: int = 2
-
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class FakeOp(op_lib.Op):
-        config_cls: ClassVar[type] = Config
-        config: Config | None = None
-
-        def _fwd(self, x: jax.Array, *, return_residuals: bool, config: Config) -> Any:
-            del return_residuals, config
-            return x, None
-
-        def _get_heuristics_config(self, ba: Any) -> Config:
-            del ba
-            return Config(stages=3)
-
-    return FakeOp()
+            FakeOp().bind(array(8, 256)).default_config  # noqa: B018 - a property that looks up
 
 
 def tokamax_v1_config(**fields: int) -> Any:

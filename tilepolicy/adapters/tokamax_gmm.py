@@ -150,7 +150,7 @@ def answer_gmm(
         shape = answers[seen] = _shape(op, key, pass_)
     finder = LayerFinder(upstream, op, shape, policies)
     evidence = finder.first()
-    memo = (seen, carrier.key(), evidence)
+    memo = (seen, carrier.key(), None if evidence is None else evidence.layer)
     known = answers.get(memo)
     if not isinstance(known, _Decision):
         types = _dtype(key["lhs"]), _dtype(key["rhs"])

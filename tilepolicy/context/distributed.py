@@ -89,7 +89,7 @@ def settle() -> None:
 
 @cache
 def _state() -> Any:  # noqa: ANN401 - private jax object
-    """jax's own record of the run: one object, filled when the runtime starts."""
+    """The record of the run that jax keeps: one object, filled when the runtime starts."""
     found = getattr(import_module(_MODULE), _STATE, None)
     missing = [
         name for name in ("client", "process_id", "num_processes") if not hasattr(found, name)
