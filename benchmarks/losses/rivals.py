@@ -95,8 +95,11 @@ def _sparse(_: Point) -> Loss:
 
 def _chunked(point: Point) -> Loss:
     def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
-        total, _ = chunked_sparse_cross_entropy(hidden, head, labels, num_tiles=point.num_tiles)
-        return total / labels.size
+        # Weights that are already divided by their sum leave a cotangent of one, and with it no
+        # pass over the gradients to scale them.
+        weights = jnp.full(labels.shape, 1 / labels.size)
+        tiles = point.num_tiles
+        return chunked_sparse_cross_entropy(hidden, head, labels, weights, num_tiles=tiles)[0]
 
     return loss
 

@@ -56,6 +56,11 @@ def gradients(
     return sums, grads
 
 
+def matmuls(function: Callable[..., Any], *inputs: Any) -> int:
+    """How many matmuls a program has, each loop body counted once."""
+    return jax.jit(function).lower(*inputs).as_text().count("stablehlo.dot_general")
+
+
 def assert_solves(
     loss_sums: Callable[..., Sums],
     problem: Problem,

@@ -18,6 +18,7 @@ from losses_cases import (
     close,
     examples,
     gradients,
+    matmuls,
     of_inputs,
     problems,
 )
@@ -104,14 +105,14 @@ def test_logits_are_evaluated_twice_and_never_whole() -> None:
     def loss(inputs: tuple[Any, ...]) -> jax.Array:
         return online(problem, 16)(*inputs)[0]
 
+    assert matmuls(jax.value_and_grad(loss), arrays(problem)) == 4
     text = str(jax.make_jaxpr(jax.value_and_grad(loss))(arrays(problem)))
-    assert text.count("dot_general[") == 4
     assert "f32[12,64]" not in text
     assert "f32[12,16]" in text
 
 
-@pytest.mark.parametrize(("argnum", "matmuls"), [(0, 3), (1, 3)])
-def test_a_gradient_that_nobody_asks_for_is_not_formed(argnum: int, matmuls: int) -> None:
+@pytest.mark.parametrize("argnum", [0, 1])
+def test_a_gradient_that_nobody_asks_for_is_not_formed(argnum: int) -> None:
     """A frozen head, or frozen hidden states, saves its matmul."""
     problem = random_problem(6, (12,), 8, 64)
     inputs = arrays(problem)
@@ -119,8 +120,7 @@ def test_a_gradient_that_nobody_asks_for_is_not_formed(argnum: int, matmuls: int
     def loss(*inputs: Any) -> jax.Array:
         return online(problem, 16)(*inputs)[0]
 
-    text = str(jax.make_jaxpr(jax.grad(loss, argnum))(*inputs))
-    assert text.count("dot_general[") == matmuls
+    assert matmuls(jax.grad(loss, argnum), *inputs) == 3
     close(jax.grad(loss, argnum)(*inputs), of_inputs(solve(problem))[argnum])
 
 

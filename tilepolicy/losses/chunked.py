@@ -22,7 +22,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 
 from tilepolicy.losses.arithmetic import accumulation_dtype, checked_labels, checked_z_loss
-from tilepolicy.losses.chunks import ChunkPlan, Wanted, accumulated, sum_over_chunks
+from tilepolicy.losses.chunks import ChunkPlan, Wanted, sum_over_chunks
 from tilepolicy.losses.head import FunctionHead, HeadModel, LinearHead
 from tilepolicy.losses.layout import LossSharding, split_factors
 from tilepolicy.losses.pytrees import PyTree
@@ -74,7 +74,9 @@ def chunked_sparse_cross_entropy(
         ValueError: shapes do not fit, or ``num_tiles`` does not divide the tokens.
         TypeError: a dtype is of the wrong kind.
     """
-    linear = LinearHead(tied=tied, soft_cap=soft_cap, logits_dtype=logits_dtype)
+    linear = LinearHead(
+        tied=tied, soft_cap=soft_cap, logits_dtype=logits_dtype, in_slabs=sharding is None
+    )
     linear.check(hidden, head, bias)
     if sharding is not None:
         sharding = sharding.with_bias(linear.vocab_axis)
@@ -215,6 +217,10 @@ def _z_loss_gradients(plan: ChunkPlan, inputs: PyTree, wanted: Wanted, of_z: jax
     )
 
 
+def _accumulated(gradient: jax.Array) -> jax.Array:
+    return gradient.astype(accumulation_dtype(gradient.dtype))
+
+
 def _perturbed(primals: PyTree) -> bool:
     """Whether a gradient is asked of any leaf (``CustomVJPPrimal``)."""
     return any(leaf.perturbed for leaf in jax.tree.leaves(primals))
@@ -227,8 +233,8 @@ def _array_or_none(cotangent: PyTree) -> jax.Array | None:
 def _scaled(gradients: PyTree, factor: jax.Array | None) -> PyTree:
     """Gradients times a cotangent, in the accumulation dtype; None is a cotangent of zero."""
     if factor is None:
-        return jax.tree.map(lambda g: jnp.zeros_like(accumulated(g)), gradients)
-    return jax.tree.map(lambda g: accumulated(g) * factor, gradients)
+        return jax.tree.map(lambda g: jnp.zeros_like(_accumulated(g)), gradients)
+    return jax.tree.map(lambda g: _accumulated(g) * factor, gradients)
 
 
 def _of_weights(

@@ -12,7 +12,6 @@ from jax import lax
 
 from tilepolicy.losses.arithmetic import (
     LogSumExp,
-    accumulation_dtype,
     label_mask,
     logit_cotangent,
     token_losses,
@@ -28,7 +27,7 @@ from tilepolicy.losses.layout import (
 from tilepolicy.losses.pytrees import PyTree
 from tilepolicy.losses.sparse import target_logits
 
-__all__ = ["ChunkPlan", "ChunkSums", "Wanted", "accumulated", "sum_over_chunks"]
+__all__ = ["ChunkPlan", "ChunkSums", "Wanted", "sum_over_chunks"]
 
 
 @dataclass(frozen=True)
@@ -125,9 +124,9 @@ def sum_over_chunks(
     params, hidden, labels, weights, constants = inputs
     model, params = plan.ready(params, hidden, constants)
 
-    def step(chunk: tuple[jax.Array, ...]) -> ChunkSums:
+    def step(chunk: tuple[jax.Array, ...], of_params: PyTree) -> ChunkSums:
         chunk = tuple(plan.on_tokens(part) for part in chunk)
-        return _one_chunk(plan, model, params, chunk, wanted, of_z_loss=of_z_loss)
+        return _one_chunk(plan, model, params, chunk, wanted, of_params, of_z_loss=of_z_loss)
 
     chunks = tuple(plan.chunks(part) for part in (hidden, labels, weights))
     result = _over_chunks(plan, step, chunks, hidden)
@@ -136,29 +135,30 @@ def sum_over_chunks(
 
 def _over_chunks(
     plan: ChunkPlan,
-    step: Callable[[tuple[jax.Array, ...]], ChunkSums],
+    step: Callable[[tuple[jax.Array, ...], PyTree], ChunkSums],
     chunks: tuple[jax.Array, ...],
     hidden: jax.Array,
 ) -> ChunkSums:
     """Sums the results of all chunks; what belongs to single tokens is put in their places."""
     first = tuple(part[0] for part in chunks)
     if len(chunks[0]) == 1:
-        only = step(first)
+        only = step(first, None)
         return only._replace(token_losses=jax.tree.map(lambda x: x[None], only.token_losses))
 
     def body(carry: tuple[PyTree, PyTree], part: PyTree) -> tuple[tuple[PyTree, PyTree], PyTree]:
         index, chunk = part
-        sums, of_hidden = carry
-        result = step(chunk)
+        (loss, z_loss, of_params), of_hidden = carry
+        result = step(chunk, of_params)
         if of_hidden is not None and result.of_hidden is not None:
             of_hidden = write_chunk(of_hidden, result.of_hidden, index, plan.factors)
-        return (in_loop(jax.tree.map(jnp.add, sums, result[:3])), of_hidden), result.token_losses
+        sums = (loss + result.loss, z_loss + result.z_loss, result.of_params)
+        return (in_loop(sums), of_hidden), result.token_losses
 
-    def in_loop(sums: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+    def in_loop(sums: tuple[jax.Array, jax.Array, PyTree]) -> tuple[jax.Array, jax.Array, PyTree]:
         loss, z_loss, of_params = sums
         return loss, z_loss, None if of_params is None else plan.gradients_in_loop(of_params)
 
-    shapes = jax.eval_shape(step, first)
+    shapes = jax.eval_shape(step, first, None)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3])
     of_hidden = None if shapes.of_hidden is None else jnp.zeros_like(hidden)
     numbers = jnp.arange(len(chunks[0]), dtype=jnp.int32)
@@ -173,10 +173,15 @@ def _one_chunk(
     params: PyTree,
     chunk: tuple[jax.Array, ...],
     wanted: Wanted,
+    of_params: PyTree,
     *,
     of_z_loss: bool,
 ) -> ChunkSums:
-    """Sums and gradients of one chunk ``(hidden, labels, weights)``."""
+    """Sums and gradients of one chunk ``(hidden, labels, weights)``.
+
+    Those of the parameters are added to ``of_params``, the sum over earlier chunks, if there is
+    one.
+    """
     hidden, labels, weights = chunk
     params = plan.params_in_loop(params)
     if wanted.of_logits:
@@ -194,14 +199,7 @@ def _one_chunk(
     factors = weights.astype(losses[0].dtype)
     of_loss, of_z = (jnp.zeros_like(factors), factors) if of_z_loss else (factors, None)
     cotangent = logit_cotangent(logits, lse, labels, valid, of_loss, of_z, plan.z_loss)
-    of_params, of_hidden = pullback(cotangent.astype(logits.dtype))
+    of_params, of_hidden = pullback(cotangent.astype(logits.dtype), of_params)
     if of_hidden is not None:
         of_hidden = plan.on_tokens(of_hidden.astype(hidden.dtype))
-    if wanted.params:
-        of_params = plan.gradients_in_loop(jax.tree.map(accumulated, of_params))
     return ChunkSums(*sums, of_params, of_hidden, kept)
-
-
-def accumulated(gradient: jax.Array) -> jax.Array:
-    """A gradient in the dtype that sums of gradients are held in."""
-    return gradient.astype(accumulation_dtype(gradient.dtype))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,18 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from tilepolicy.losses.arithmetic import accumulation_dtype
-from tilepolicy.losses.pytrees import PyTree
+from tilepolicy.losses.layout import for_tiles
+from tilepolicy.losses.pytrees import Index, PyTree
 
 __all__ = ["FunctionHead", "HeadModel", "LinearHead", "Pullback"]
 
-type Pullback = Callable[[jax.Array], tuple[PyTree, jax.Array | None]]
+type Pullback = Callable[[jax.Array, PyTree], tuple[PyTree, jax.Array | None]]
+"""``(cotangent of the logits, sums)`` to ``(sums + gradients of the parameters, of hidden)``.
+
+Without sums (None) the first result is the gradients alone. What is not asked for is None.
+"""
+
+_SLAB_ENTRIES: Final = 2**22
 
 
 class HeadModel(Protocol):
@@ -40,7 +47,7 @@ class HeadModel(Protocol):
     def vjp(
         self, params: PyTree, hidden: jax.Array, *, of_params: bool, of_hidden: bool
     ) -> tuple[jax.Array, Pullback]:
-        """Logits and the function from their cotangent to those of parameters and hidden."""
+        """Logits, and the function from their cotangent to the gradients."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,8 @@ class LinearHead:
         soft_cap: MaxText's ``final_logits_soft_cap``; None or 0 for none.
         logits_dtype: dtype the logits are rounded to; float32 keeps the matmul's accumulator,
             the hidden states' dtype rounds as MaxText does without ``logits_dot_in_fp32``.
+        in_slabs: on a CPU, add to sums of gradients slab by slab of the vocabulary; for a head
+            that is not divided among devices.
 
     Matmuls run in the hidden states' dtype, as MaxText's, and accumulate in float32.
     """
@@ -59,6 +68,7 @@ class LinearHead:
     tied: bool = False
     soft_cap: float | None = None
     logits_dtype: DTypeLike = "float32"
+    in_slabs: bool = False
 
     def __post_init__(self) -> None:
         if self.soft_cap is not None and not (math.isfinite(self.soft_cap) and self.soft_cap >= 0):
@@ -126,45 +136,62 @@ class LinearHead:
         """See ``HeadModel``; cotangents of the parameters are in the accumulation dtype."""
         logits = self.logits(params, hidden)
 
-        def pullback(cotangent: jax.Array) -> tuple[PyTree, jax.Array | None]:
-            return self.pullback(
-                params, hidden, logits, cotangent, of_params=of_params, of_hidden=of_hidden
-            )
+        def pullback(cotangent: jax.Array, sums: PyTree) -> tuple[PyTree, jax.Array | None]:
+            if self.soft_cap:
+                cotangent = cotangent * (1 - jnp.square(logits / self.soft_cap))
+            rounded = cotangent.astype(hidden.dtype)
+            of_states = None
+            if of_hidden:
+                of_states = _dot(rounded, params[0], rounded.ndim - 1, self.vocab_axis)
+            if not of_params:
+                return None, of_states
+            of_head = self._of_head(hidden, rounded, None if sums is None else sums[0])
+            of_bias = None
+            if params[1] is not None:
+                of_bias = jnp.sum(cotangent, axis=tuple(range(cotangent.ndim - 1)))
+                of_bias = of_bias if sums is None else sums[1] + of_bias
+            return (of_head, of_bias), of_states
 
         return logits, pullback
 
-    def pullback(
-        self,
-        params: PyTree,
-        hidden: jax.Array,
-        logits: jax.Array,
-        cotangent: jax.Array,
-        *,
-        of_params: bool,
-        of_hidden: bool,
-    ) -> tuple[PyTree, jax.Array | None]:
-        """Cotangents of ``(head, bias)`` and of ``hidden`` from that of the logits.
+    def _of_head(
+        self, hidden: jax.Array, cotangent: jax.Array, total: jax.Array | None
+    ) -> jax.Array:
+        """``total`` plus the gradient of the head, ``(D, V)`` or ``(V, D)``."""
 
-        Both are in the accumulation dtype; what is not asked for is None.
-        """
-        head, bias = params
-        if self.soft_cap:
-            cotangent = cotangent * (1 - jnp.square(logits / self.soft_cap))
-        rounded = cotangent.astype(hidden.dtype)
-        of_hidden_states = None
-        if of_hidden:
-            of_hidden_states = _dot(rounded, head, rounded.ndim - 1, self.vocab_axis)
-        if not of_params:
-            return None, of_hidden_states
-        tokens = tuple(range(hidden.ndim - 1))
-        pair = (rounded, hidden) if self.tied else (hidden, rounded)
-        of_bias = None if bias is None else jnp.sum(cotangent, axis=tokens)
-        return (_dot(*pair, tokens, tokens), of_bias), of_hidden_states
+        def whole(hidden: jax.Array, cotangent: jax.Array) -> jax.Array:
+            tokens = tuple(range(hidden.ndim - 1))
+            pair = (cotangent, hidden) if self.tied else (hidden, cotangent)
+            return _dot(*pair, tokens, tokens)
+
+        def added(total: jax.Array, hidden: jax.Array, cotangent: jax.Array) -> jax.Array:
+            return total + whole(hidden, cotangent)
+
+        def added_by_slabs(total: jax.Array, hidden: jax.Array, cotangent: jax.Array) -> jax.Array:
+            def add(total: jax.Array, start: Index, size: int) -> jax.Array:
+                columns = lax.dynamic_slice_in_dim(cotangent, start, size, cotangent.ndim - 1)
+                slab = lax.dynamic_slice_in_dim(total, start, size, self.vocab_axis)
+                slab = slab + whole(hidden, columns)
+                return lax.dynamic_update_slice_in_dim(total, slab, start, self.vocab_axis)
+
+            slab = max(1, _SLAB_ENTRIES // hidden.shape[-1])
+            return for_tiles(cotangent.shape[-1], slab, add, total)
+
+        if total is None:
+            return whole(hidden, cotangent)
+        if not self.in_slabs:
+            return added(total, hidden, cotangent)
+        # XLA fuses the sum into the matmul on a TPU. On a CPU it writes the product to memory
+        # first, twice the size of everything else: by slabs it stays in the cache.
+        summed: jax.Array = lax.platform_dependent(
+            total, hidden, cotangent, cpu=added_by_slabs, default=added
+        )
+        return summed
 
 
 @dataclass(frozen=True)
 class FunctionHead:
-    """PyTree differentiable function ``(params, hidden chunk[, constants]) -> logits chunk``."""
+    """Any differentiable function ``(params, hidden chunk[, constants]) -> logits chunk``."""
 
     function: Callable[..., jax.Array]
 
@@ -186,14 +213,26 @@ class FunctionHead:
         self, params: PyTree, hidden: jax.Array, *, of_params: bool, of_hidden: bool
     ) -> tuple[jax.Array, Pullback]:
         """See ``HeadModel``; differentiates only with respect to what is asked for."""
-        if of_params and of_hidden:
-            logits, transpose = jax.vjp(self.function, params, hidden)
-            return logits, transpose
-        if of_params:
-            logits, transpose = jax.vjp(lambda p: self.function(p, hidden), params)
-            return logits, lambda cotangent: (*transpose(cotangent), None)
-        logits, transpose = jax.vjp(lambda h: self.function(params, h), hidden)
-        return logits, lambda cotangent: (None, *transpose(cotangent))
+        asked = (params if of_params else None, hidden if of_hidden else None)
+
+        def function(asked: PyTree) -> jax.Array:
+            return self.function(
+                asked[0] if of_params else params, asked[1] if of_hidden else hidden
+            )
+
+        logits, transpose = jax.vjp(function, asked)
+
+        def pullback(cotangent: jax.Array, sums: PyTree) -> tuple[PyTree, jax.Array | None]:
+            ((of_parameters, of_states),) = transpose(cotangent)
+            if of_params:
+                of_parameters = jax.tree.map(
+                    lambda leaf: leaf.astype(accumulation_dtype(leaf.dtype)), of_parameters
+                )
+            if sums is not None:
+                of_parameters = jax.tree.map(jnp.add, sums, of_parameters)
+            return of_parameters, of_states
+
+        return logits, pullback
 
 
 def _dot(

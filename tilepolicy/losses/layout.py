@@ -10,7 +10,7 @@ there and back with an all-to-all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -18,9 +18,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tilepolicy.losses.pytrees import PyTree
+from tilepolicy.losses.pytrees import Index, PyTree
 
-__all__ = ["LossSharding", "merge_tokens", "split_factors", "split_tokens", "write_chunk"]
+__all__ = [
+    "LossSharding",
+    "for_tiles",
+    "merge_tokens",
+    "split_factors",
+    "split_tokens",
+    "write_chunk",
+]
 
 
 @dataclass(frozen=True)
@@ -208,3 +215,11 @@ def merge_tokens(chunks: jax.Array, factors: tuple[int, ...]) -> jax.Array:
         size * factor for size, factor in zip(chunks.shape[1 : lead + 1], factors, strict=True)
     ]
     return joined.reshape(*sizes, *chunks.shape[lead + 1 :])
+
+
+def for_tiles[T](total: int, tile: int, step: Callable[[T, Index, int], T], carry: T) -> T:
+    """Runs ``step(carry, start, size)`` over tiles of ``total``, with a smaller last one."""
+    full, rest = divmod(total, tile)
+    if full:
+        carry = lax.fori_loop(0, full, lambda i, carry: step(carry, i * tile, tile), carry)
+    return step(carry, full * tile, rest) if rest else carry

@@ -262,7 +262,7 @@ def _tile_gradients(
         logits, pullback = plan.linear.vjp(
             tile, token.hidden, of_params=of_params, of_hidden=of_hidden is not None
         )
-        of_tile, share = pullback(token.cotangent(plan, logits, start))
+        of_tile, share = pullback(token.cotangent(plan, logits, start), None)
         if sum_of_hidden is not None and share is not None:
             sum_of_hidden = sum_of_hidden + share
         return of_tile, sum_of_hidden

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from tilepolicy.losses.arithmetic import LogSumExp, finite_or_zero, label_mask
 from tilepolicy.losses.head import LinearHead
-from tilepolicy.losses.layout import LossSharding, merge_tokens, split_tokens
+from tilepolicy.losses.layout import LossSharding, for_tiles, merge_tokens, split_tokens
 from tilepolicy.losses.pytrees import Index, PyTree
 from tilepolicy.losses.sparse import target_logits
 
@@ -110,14 +110,9 @@ class TilePlan:
         first = jnp.arange(self.shards, dtype=labels.dtype) * self.share
         return labels[..., None] - first
 
-    def over_tiles[T](self, step: Callable[[T, PyTree, int], T], carry: T) -> T:
+    def over_tiles[T](self, step: Callable[[T, Index, int], T], carry: T) -> T:
         """Runs ``step(carry, start, size)`` over the tiles of a share, a smaller last one too."""
-        full, rest = divmod(self.share, self.tile)
-        if full:
-            carry = lax.fori_loop(
-                0, full, lambda i, carry: step(carry, i * self.tile, self.tile), carry
-            )
-        return step(carry, full * self.tile, rest) if rest else carry
+        return for_tiles(self.share, self.tile, step, carry)
 
 
 class Running(NamedTuple):
