@@ -156,7 +156,7 @@ SIX = {
     ("wi", "fwd"): (128, 256, 384),
     ("wi", "dlhs"): (256, 128, 384),
     ("wi", "drhs"): (256, 384, 128),
-    ("wo", "fwd"): (128, 384, 256),
+    ("wo", "fwd"): (128, 256, 384),
     ("wo", "dlhs"): (512, 128, 256),
     ("wo", "drhs"): (512, 256, 128),
 }
@@ -254,6 +254,7 @@ def test_gpt_oss_tells_six_tiles_apart(tmp_path: Path) -> None:
     found = compiled_tiles(tmp_path / "hlo.txt")
     expected = {key: (key[1], forward_tile(key[0], tile)) for key, tile in SIX.items()}
     assert set(found) == set(expected.values())
+    assert len(found) == 6
     for step in ("fwd", "dlhs", "drhs"):
         # gate and up projection are two matmuls of wi, each as often as the one of wo
         assert found[expected["wi", step]] == 2 * found[expected["wo", step]]
@@ -265,7 +266,7 @@ SMALL = {
     ("wi", "dlhs"): (256, 128, 256),
     ("wi", "drhs"): (512, 512, 128),
     ("wo", "fwd"): (128, 512, 256),
-    ("wo", "dlhs"): (256, 256, 128),
+    ("wo", "dlhs"): (256, 512, 128),
     ("wo", "drhs"): (512, 128, 256),
 }
 
@@ -311,6 +312,7 @@ def test_knobs_arrive_in_maxtexts_own_kernels(tmp_path: Path) -> None:
     ]
     run(tmp_path, jobs)
     expected = {(step, forward_tile(layer, tile)) for (layer, step), tile in SMALL.items()}
+    assert len(expected) == 6
     assert set(compiled_tiles(tmp_path / "megablox.hlo")) == expected
     as_walked = {
         ("drhs", forward_tile(layer, tile)) if step == "drhs" else (None, walked(layer, step, tile))
