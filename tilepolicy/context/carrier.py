@@ -34,9 +34,8 @@ _CONTEXT: Final[Any] = jax.make_user_context(default_value=_UNSCOPED)  # type: i
 
 
 class _Here(threading.local):
-    """The thread's key, and the context whose exit gives it back what it had without one."""
+    """The context whose exit gives the thread back what it had before the first scope."""
 
-    key: Key = _UNSCOPED
     base: Any = None
 
 
@@ -49,7 +48,7 @@ def key() -> Key:
     A policy that is entered again inside itself changes nothing; of a policy that is active twice
     with another between, only the inner one counts, because lookups reach it first.
     """
-    return _HERE.key
+    return _key(strands.active())
 
 
 def _key(payloads: tuple[object, ...]) -> Key:
@@ -71,7 +70,7 @@ def check() -> Key:
     Raises:
         ScopeError: it does not; only a scope that another thread closed can bring this about.
     """
-    here = _HERE.key
+    here = key()
     theirs = cast("Key", _CONTEXT.value)
     if here != theirs:
         raise ScopeError(
@@ -85,7 +84,7 @@ def check() -> Key:
 
 
 def _follow(payloads: tuple[object, ...]) -> None:
-    wanted = _HERE.key = _key(payloads)
+    wanted = _key(payloads)
     if wanted != _UNSCOPED:
         context = _CONTEXT(wanted)
         context.__enter__()

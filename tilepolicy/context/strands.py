@@ -66,9 +66,17 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.live: list[Strand] = [Strand(None)]
         self.active: tuple[object, ...] = ()
+        self.foreign_removals = 0
+
+
+class _ForeignRemovals:
+    """How often an entry of another thread was removed: what a thread keeps may then be old."""
+
+    count = 0
 
 
 _THREAD: Final = _Thread()
+_FOREIGN_REMOVALS: Final = _ForeignRemovals()
 _LISTENERS: Final[list[Listener]] = []
 
 
@@ -79,6 +87,8 @@ def listen(listener: Listener) -> None:
 
 def active() -> tuple[object, ...]:
     """The payloads in force here, outermost first."""
+    if _THREAD.foreign_removals != _FOREIGN_REMOVALS.count:
+        _refresh()
     return _THREAD.active
 
 
@@ -127,6 +137,7 @@ def remove(entry: Entry) -> None:
             _THREAD.live.remove(strand)
         _changed()
     elif strand.thread is not None and strand.thread != threading.get_ident():
+        _FOREIGN_REMOVALS.count += 1
         raise ScopeError(
             Problem(
                 code="left-in-another-thread",
@@ -137,10 +148,14 @@ def remove(entry: Entry) -> None:
 
 
 def _changed() -> None:
-    payloads = tuple(entry.payload for strand in _THREAD.live for entry in strand.entries)
-    _THREAD.active = payloads
+    _refresh()
     for listener in _LISTENERS:
-        listener(payloads)
+        listener(_THREAD.active)
+
+
+def _refresh() -> None:
+    _THREAD.foreign_removals = _FOREIGN_REMOVALS.count
+    _THREAD.active = tuple(entry.payload for strand in _THREAD.live for entry in strand.entries)
 
 
 def _chain(frame: FrameType | None) -> Iterator[FrameType]:
