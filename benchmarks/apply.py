@@ -161,7 +161,7 @@ def lookups(chosen: Any, repeat: int) -> tuple[list[float], list[float]]:
                 timed.times.clear()
                 with scope:
                     jax.jit(gradient).trace(*arguments)
-                kept += timed.times
+                kept.extend(timed.times)
     finally:
         tokamax_adapter._overlay = original
     return first, again
