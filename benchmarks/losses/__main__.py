@@ -85,17 +85,27 @@ def _accuracy(arguments: argparse.Namespace) -> list[Row]:
 
 def _memory(arguments: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
+    dense: dict[int, tuple[measure.Memory, measure.Memory]] = {}
     for point in _points(arguments, NINE):
-        on_cpu = _bytes(measure.memory_on_cpu, point, _names(arguments, ON_CPU))
-        on_tpu = _bytes(measure.memory_on_tpu, point, _names(arguments, ON_TPU))
-        rows += _factors(point, on_cpu, on_tpu)
+        # Only the online loss depends on the tile: the others are compiled once for each V.
+        first = point.vocab not in dense
+        on_cpu = _bytes(
+            measure.memory_on_cpu, point, _names(arguments, ON_CPU) if first else OWN[2:]
+        )
+        on_tpu = _bytes(
+            measure.memory_on_tpu, point, _names(arguments, ON_TPU) if first else OWN[2:]
+        )
+        if first:
+            dense[point.vocab] = (on_cpu[DENSE], on_tpu[DENSE])
+        rows += _factors(point, on_cpu, on_tpu, dense[point.vocab])
     return rows
 
 
 def _large(arguments: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     for point in _points(arguments, LARGE):
-        rows += _factors(point, {}, _bytes(measure.memory_on_tpu, point, _names(arguments, ON_TPU)))
+        on_tpu = _bytes(measure.memory_on_tpu, point, _names(arguments, ON_TPU))
+        rows += _factors(point, {}, on_tpu, (None, on_tpu.get(DENSE)))
     return rows
 
 
@@ -106,8 +116,12 @@ def _bytes(
 
 
 def _factors(
-    point: Point, on_cpu: dict[str, measure.Memory], on_tpu: dict[str, measure.Memory]
+    point: Point,
+    on_cpu: dict[str, measure.Memory],
+    on_tpu: dict[str, measure.Memory],
+    dense: tuple[measure.Memory | None, measure.Memory | None],
 ) -> list[Row]:
+    """One row for each loss; a factor is how many times its temporaries fit into the dense ones."""
     rows = []
     for name in on_tpu:
         row: Row = {
@@ -115,13 +129,12 @@ def _factors(
             "tile": point.vocab_tile if name == "online" else None,
             "loss": name,
         }
-        for device, found in {"CPU": on_cpu, "v6e": on_tpu}.items():
+        for device, found, base in (("CPU", on_cpu, dense[0]), ("v6e", on_tpu, dense[1])):
             if name in found:
                 row[f"{device} temp MiB"] = f"{found[name].temp / measure.MIB:.2f}"
                 row[f"{device} output MiB"] = f"{found[name].output / measure.MIB:.1f}"
-                dense = found.get(DENSE)
-                if dense is not None:
-                    row[f"{device} factor"] = f"{dense.temp / max(1, found[name].temp):.1f}"
+                if base is not None and found[name].temp:
+                    row[f"{device} factor"] = f"{base.temp / found[name].temp:.1f}"
         rows.append(row)
     return rows
 
