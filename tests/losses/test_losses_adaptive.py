@@ -14,6 +14,7 @@ from losses_reference import random_problem, solve
 
 from tilepolicy.losses import make_adaptive_sparse_cross_entropy
 from tilepolicy.model import VocabSettings
+from tilepolicy.session import Note, Session
 from tilepolicy.vocab import Thresholds, choose_loss, choose_tiling
 
 SMALL = Thresholds(
@@ -138,6 +139,25 @@ def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         "max_chunk_bytes 1 KiB; 4 is the smallest power of two dividing 32 that fits: 8 tokens, "
         "1 KiB a chunk: the tokens are cut)"
     ]
+
+
+def test_the_choice_is_in_the_report_of_every_active_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside of scopes the sessions note which loss was traced, and why."""
+    sessions = [Session(), Session()]
+    scopes = [SimpleNamespace(session=session) for session in (*sessions, sessions[0])]
+    monkeypatch.setattr("tilepolicy.context.active.policies", lambda: tuple(scopes))
+    adaptive = make_adaptive_sparse_cross_entropy(VocabSettings(loss="online"), vocab_tile=16)
+    adaptive(jnp.ones((4, 2)), jnp.ones((2, 8)), jnp.zeros(4, jnp.int32))
+    for session in sessions:
+        assert session.notes == {
+            Note(
+                "losses",
+                "loss",
+                "online with vocab_tile 16",
+                "logits 4 tokens × 8 × 4 B = 128 B ≤ max_chunk_bytes 128 MiB: "
+                "loss is set to online",
+            ): 1
+        }
 
 
 def test_a_loss_that_cannot_run_is_explained() -> None:
