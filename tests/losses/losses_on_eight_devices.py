@@ -128,7 +128,7 @@ def difference(actual: Any, expected: Any) -> float:
 def collectives(text: str) -> list[str]:
     """``op shape`` of every collective in the program."""
     names = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
-    pattern = rf"= (\w+\[[\d,]*\])\S* ({names})\("
+    pattern = rf"= (.*?) ({names})(?:-start)?\("
     return [f"{op} {shape}" for shape, op in re.findall(pattern, text)]
 
 
