@@ -1,6 +1,6 @@
 """Prints the figures of the losses as Markdown tables, and writes them as JSON.
 
-``python -m benchmarks.losses accuracy memory time --json losses.json``
+``python -m benchmarks.losses accuracy memory-cpu memory-tpu time --json losses.json``
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 
 from benchmarks.losses import measure  # noqa: E402  (after the environment)
-from benchmarks.losses.rivals import LARGE, NINE, TIMED, Point, losses  # noqa: E402
+from benchmarks.losses.rivals import LARGE, NINE, NINE_ON_TPU, TIMED, Point, losses  # noqa: E402
 
 type Row = dict[str, Any]
 
@@ -38,8 +38,8 @@ def main() -> None:
     """Runs the figures that are asked for."""
     figures: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
         "accuracy": _accuracy,
-        "memory": _memory,
-        "large": _large,
+        "memory-cpu": _memory_on_cpu,
+        "memory-tpu": _memory_on_tpu,
         "time": _time,
     }
     parser = argparse.ArgumentParser(description=__doc__)
@@ -83,60 +83,45 @@ def _accuracy(arguments: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _memory(arguments: argparse.Namespace) -> list[Row]:
-    rows: list[Row] = []
-    dense: dict[int, tuple[measure.Memory, measure.Memory]] = {}
-    for point in _points(arguments, NINE):
-        # Only the online loss depends on the tile: the others are compiled once for each V.
-        first = point.vocab not in dense
-        on_cpu = _bytes(
-            measure.memory_on_cpu, point, _names(arguments, ON_CPU) if first else OWN[2:]
-        )
-        on_tpu = _bytes(
-            measure.memory_on_tpu, point, _names(arguments, ON_TPU) if first else OWN[2:]
-        )
-        if first:
-            dense[point.vocab] = (on_cpu[DENSE], on_tpu[DENSE])
-        rows += _factors(point, on_cpu, on_tpu, dense[point.vocab])
-    return rows
+def _memory_on_cpu(arguments: argparse.Namespace) -> list[Row]:
+    return _memory(measure.memory_on_cpu, _points(arguments, NINE), _names(arguments, ON_CPU))
 
 
-def _large(arguments: argparse.Namespace) -> list[Row]:
-    rows: list[Row] = []
-    for point in _points(arguments, LARGE):
-        on_tpu = _bytes(measure.memory_on_tpu, point, _names(arguments, ON_TPU))
-        rows += _factors(point, {}, on_tpu, (None, on_tpu.get(DENSE)))
-    return rows
+def _memory_on_tpu(arguments: argparse.Namespace) -> list[Row]:
+    points = _points(arguments, [*NINE_ON_TPU, *LARGE])
+    return _memory(measure.memory_on_tpu, points, _names(arguments, ON_TPU))
 
 
-def _bytes(
-    compiled: Callable[..., measure.Memory], point: Point, names: list[str]
-) -> dict[str, measure.Memory]:
-    return {name: compiled(loss, point) for name, loss in losses(point, names).items()}
-
-
-def _factors(
-    point: Point,
-    on_cpu: dict[str, measure.Memory],
-    on_tpu: dict[str, measure.Memory],
-    dense: tuple[measure.Memory | None, measure.Memory | None],
+def _memory(
+    compiled: Callable[..., measure.Memory], points: list[Point], names: list[str]
 ) -> list[Row]:
-    """One row for each loss; a factor is how many times its temporaries fit into the dense ones."""
-    rows = []
-    for name in on_tpu:
-        row: Row = {
-            "point": str(point),
-            "tile": point.vocab_tile if name == "online" else None,
-            "loss": name,
-        }
-        for device, found, base in (("CPU", on_cpu, dense[0]), ("v6e", on_tpu, dense[1])):
-            if name in found:
-                row[f"{device} temp MiB"] = f"{found[name].temp / measure.MIB:.2f}"
-                row[f"{device} output MiB"] = f"{found[name].output / measure.MIB:.1f}"
-                if base is not None and found[name].temp:
-                    row[f"{device} factor"] = f"{base.temp / found[name].temp:.1f}"
-        rows.append(row)
+    """One row for each loss; the factor is how many of its temporaries make the dense ones."""
+    rows: list[Row] = []
+    dense: dict[str, int] = {}
+    for point in points:
+        # Only the online loss depends on the tile: the others are compiled once for each size.
+        chosen = ["online"] if str(point) in dense else [DENSE, *(n for n in names if n != DENSE)]
+        for name, loss in losses(point, chosen).items():
+            found = compiled(loss, point)
+            if name == DENSE:
+                dense[str(point)] = found.temp
+            rows.append(
+                {
+                    "point": str(point),
+                    "chunks or tile": _cut(point, name),
+                    "loss": name,
+                    "temp MiB": f"{found.temp / measure.MIB:.2f}",
+                    "output MiB": f"{found.output / measure.MIB:.1f}",
+                    "factor": f"{dense[str(point)] / found.temp:.1f}" if found.temp else "",
+                }
+            )
     return rows
+
+
+def _cut(point: Point, name: str) -> int | None:
+    """Number of chunks, or entries of a tile."""
+    chunked = ("chunked", "MaxText tiled")
+    return point.vocab_tile if name == "online" else point.num_tiles if name in chunked else None
 
 
 def _time(arguments: argparse.Namespace) -> list[Row]:
@@ -149,10 +134,8 @@ def _time(arguments: argparse.Namespace) -> list[Row]:
             rows.append(
                 {
                     "point": str(point),
+                    "chunks or tile": _cut(point, name),
                     "loss": name,
-                    "chunks or tile": {"chunked": point.num_tiles, "online": point.vocab_tile}.get(
-                        name
-                    ),
                     "median s": f"{sorted(found.whole)[len(found.whole) // 2]:.3f}",
                     "ratio to optax": f"{measure.paired_ratio(found.whole, seen[base].whole):.2f}",
                     "launch ms": f"{1e3 * sorted(found.launch)[len(found.launch) // 2]:.2f}",

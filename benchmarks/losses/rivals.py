@@ -51,11 +51,19 @@ class Point:
         return f"N={self.tokens} V={self.vocab} D={self.depth} {self.dtype}"
 
 
-NINE = [
-    Point(256, vocab, 64, tile, "float32")
-    for vocab in (32768, 131072, 262144)
-    for tile in (1024, 2048, 4096)
-]
+def _nine(depth: int, dtype: str) -> list[Point]:
+    return [
+        Point(256, vocab, depth, tile, dtype)
+        for vocab in (32768, 131072, 262144)
+        for tile in (1024, 2048, 4096)
+    ]
+
+
+# The nine published points say neither D nor a device. On a CPU tiles of the head count among
+# the temporaries, so that a small D shows the logits; on a TPU they do not, and D and dtype are
+# those of a model.
+NINE = _nine(64, "float32")
+NINE_ON_TPU = _nine(2048, "bfloat16")
 LARGE = [
     Point(4096, 262144, 2048, 1024, "bfloat16"),
     Point(8192, 262144, 2048, 1024, "bfloat16"),

@@ -59,6 +59,8 @@ class RLTrainerPayload(TrainerPayload):
 
 def install() -> None:
     """Make the types importable under Tunix's names, unless Tunix itself has them."""
+    if "tunix.experimental.common.datatypes" in sys.modules:
+        return  # Tunix's own, or those of an earlier call: they have no spec to be found by.
     found = importlib.util.find_spec("tunix")
     if found is not None and importlib.util.find_spec("tunix.experimental") is not None:
         return
