@@ -22,8 +22,7 @@ its name: :func:`knob_axis` says which axis it really tiled.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from tilepolicy.settings import LATEST_MAXTEXT, Axis, Layer, Pass
 
@@ -156,8 +155,7 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
 
 
-@dataclass(frozen=True, slots=True)
-class GmmShape:
+class GmmShape(NamedTuple):
     """A grouped matmul by its forward problem lhs ``[m, k]`` x rhs ``[g, k, n]``.
 
     The operands of the backward passes: dlhs takes ``[m, n]`` and ``[g, k, n]`` and gives

@@ -8,8 +8,7 @@ calls that were really made.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from tilepolicy.axes import kernel_axes
 from tilepolicy.resolution import Honoured
@@ -159,8 +158,7 @@ def _honoured_ragged_dot(row: Setting, facts: Mapping[str, object]) -> Honoured:
     return Honoured("maxtext", "a hint to jax.lax.ragged_dot, clamped to the dimension")
 
 
-@dataclass(frozen=True, slots=True)
-class TileFault:
+class TileFault(NamedTuple):
     """What is wrong with the size of a tile along one axis.
 
     Attributes:

@@ -8,6 +8,7 @@ not pay for the others and ``--help`` lists the ones whose libraries are not ins
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -53,6 +54,7 @@ class _LazyGroup(TyperGroup):
             return None
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
         import_module(f"tilepolicy.commands.{COMMANDS[cmd_name]}").register(single)
+        gc.enable()  # off since the process began: see tilepolicy.__main__
         return get_command(single)
 
 

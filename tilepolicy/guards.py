@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Final, NamedTuple
 
 from tilepolicy.configs.values import ConfigValues, is_automatic
 from tilepolicy.errors import Place, Problem, Severity
@@ -55,8 +55,7 @@ class View:
         return self.number("num_vocab_tiling") > 1
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
+class Guard(NamedTuple):
     """One rule.
 
     Attributes:

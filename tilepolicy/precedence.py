@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tilepolicy.resolution import Loser, Origin, OriginKind, SettingValue
 
@@ -22,8 +21,7 @@ _WORDS: Final[dict[OriginKind, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """A value that something wants a setting to have.
 
     Attributes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tilepolicy.errors import Problem
 
@@ -30,8 +30,7 @@ type SettingValue = bool | int | float | str | None
 OriginKind = Literal["lock", "config", "rule", "auto", "default"]
 
 
-@dataclass(frozen=True, slots=True)
-class Loser:
+class Loser(NamedTuple):
     """A value that was proposed for a setting and lost.
 
     Attributes:
@@ -51,8 +50,7 @@ class Loser:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a value comes from, why, and what lost against it.
 
     Attributes:
@@ -72,8 +70,7 @@ class Origin:
     lost: tuple[Loser, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FieldChoice:
+class FieldChoice(NamedTuple):
     """One field of a tile (``embed_dim``, ``input_buffer_count``, …) with its origin."""
 
     value: SettingValue
@@ -103,8 +100,7 @@ class TileVerdict:
         return {name: c for name, c in self.fields.items() if c.origin.kind != "default"}
 
 
-@dataclass(frozen=True, slots=True)
-class Honoured:
+class Honoured(NamedTuple):
     """Who makes a setting take effect on the selected backend.
 
     Attributes:
@@ -117,8 +113,7 @@ class Honoured:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedSetting:
+class ResolvedSetting(NamedTuple):
     """One setting with its value, who honours it, and its origin."""
 
     value: SettingValue
@@ -126,8 +121,7 @@ class ResolvedSetting:
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyIdentity:
+class PolicyIdentity(NamedTuple):
     """Name, content digest (hex SHA-256) and files of the policy that was resolved."""
 
     name: str

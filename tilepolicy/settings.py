@@ -6,8 +6,7 @@ Which MaxText release has which knob was read in the wheels of 0.2.0 to 0.2.5
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from tilepolicy.resolution import SettingValue
 
@@ -42,8 +41,7 @@ LATEST_MAXTEXT: Final = MAXTEXT_RELEASES[-1]
 _TILE_DEFAULTS: Final[dict[Axis, int]] = {"batch_seq": 512, "embed_dim": 1024, "mlp_dim": 1024}
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One knob.
 
     Attributes:

@@ -7,8 +7,7 @@ it the loss is cut along the tokens, and every chunk holds the logits of the who
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 __all__ = [
     "BROKEN_TILED_LOSS",
@@ -36,8 +35,7 @@ BROKEN_TILED_LOSS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(NamedTuple):
     """The numbers that decide about tiling; each is a policy setting of ``vocab``.
 
     Attributes:
@@ -53,8 +51,10 @@ class Thresholds:
     min_chunk_tokens: int = 64
 
 
-@dataclass(frozen=True, slots=True)
-class TilingChoice:
+_PUBLISHED: Final = Thresholds()
+
+
+class TilingChoice(NamedTuple):
     """A number of token chunks, with the arithmetic that led to it.
 
     Attributes:
@@ -67,7 +67,7 @@ class TilingChoice:
 
 
 def choose_tiling(
-    tokens: int, vocab: int, itemsize: int, thresholds: Thresholds = Thresholds()
+    tokens: int, vocab: int, itemsize: int, thresholds: Thresholds = _PUBLISHED
 ) -> TilingChoice:
     """Chooses the number of token chunks for a loss over ``tokens × vocab`` logits.
 
@@ -131,7 +131,7 @@ def working_lengths(
     batch: float,
     vocab: int,
     itemsize: int,
-    thresholds: Thresholds = Thresholds(),
+    thresholds: Thresholds = _PUBLISHED,
 ) -> tuple[int, ...]:
     """The nearest sequence lengths below and above ``length`` that can be tiled.
 
@@ -179,8 +179,7 @@ def tiled_loss_is_broken(maxtext: str) -> bool:
     return release < FIRST_CORRECT_TILED_LOSS
 
 
-@dataclass(frozen=True, slots=True)
-class AgOnceChoice:
+class AgOnceChoice(NamedTuple):
     """Whether to gather the output head once, with both sides of the trade.
 
     Attributes:

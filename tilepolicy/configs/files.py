@@ -9,7 +9,7 @@ import importlib.util
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tilepolicy import source
 from tilepolicy.configs.keys import ReleaseKeys, release_keys
@@ -42,8 +42,7 @@ def find_maxtext_configs() -> Path | None:
     return None
 
 
-@dataclass(frozen=True)
-class Locator:
+class Locator(NamedTuple):
     """Where MaxText's files are, and which release they are of.
 
     Attributes:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Final
+from typing import Final, NamedTuple
 
 from tilepolicy.settings import LATEST_MAXTEXT, MAXTEXT_RELEASES
 
@@ -29,8 +28,7 @@ OLD_KEYS: Final[Mapping[str, str]] = {
 """Keys of before November 2025, still in recipes, and what took their place."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseKeys:
+class ReleaseKeys(NamedTuple):
     """The config keys of one MaxText release.
 
     Attributes:

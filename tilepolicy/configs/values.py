@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from tilepolicy.configs.keys import OLD_KEYS, ReleaseKeys
 from tilepolicy.errors import ConfigError, Place, Problem
@@ -45,8 +45,7 @@ _CHECKED: Final = frozenset(
 """Keys beside settings, base sizes and parallelism whose type decides what tilepolicy computes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigValue:
+class ConfigValue(NamedTuple):
     """One value of a config key.
 
     Attributes:
@@ -135,8 +134,8 @@ class Draft:
                 self.entries[key] = new
             else:
                 value = _merged(key, below.value, new, replaces_rules)
-                lost = (replace(below, lost=()), *below.lost)
-                self.entries[key] = replace(new, value=value, lost=lost)
+                lost = (below._replace(lost=()), *below.lost)
+                self.entries[key] = new._replace(value=value, lost=lost)
 
     def finish(self, files: tuple[str, ...], configs: Path | None) -> ConfigValues:
         """The values.
@@ -183,13 +182,13 @@ class Draft:
             if _is_checked(key):
                 self.problems.append(_wrong_type(key, new, type(default)))
             return new
-        return replace(new, value=number)
+        return new._replace(value=number)
 
 
 def _null(new: ConfigValue) -> ConfigValue:
     """The word ``none`` as null, which MaxText makes of it wherever it stands."""
     is_none = isinstance(new.value, str) and new.value.lower() == "none"
-    return replace(new, value=None) if is_none else new
+    return new._replace(value=None) if is_none else new
 
 
 def _is_checked(key: str) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = [
     "DEFAULT_SCOPED_VMEM_KIB",
@@ -44,8 +43,7 @@ _CORES_PER_DEVICE: Final = {"v4": 2, "v5p": 2}
 """Topologies of these name TensorCores, two to a device; all others name devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSpec:
+class DeviceSpec(NamedTuple):
     """What a device or topology name says.
 
     Attributes:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Final, NamedTuple
 
 from tilepolicy import source
 from tilepolicy.configs.values import ConfigValues
@@ -19,8 +18,7 @@ _LOGITS: Final = ("activation_embed_and_logits_batch_sequence", "activation_voca
 _COUNT_KEYS: Final = ("compile_topology", "--device TOPOLOGY")
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(NamedTuple):
     """A size that is not known.
 
     Attributes:
@@ -30,8 +28,7 @@ class Unknown:
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A config's devices, mesh and axis rules.
 
     Attributes:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeGuard
+from typing import Final, NamedTuple, TypeGuard
 
 from tilepolicy.errors import Problem
 
@@ -21,8 +20,7 @@ _KEY_OF_AXIS: Final = {"stage": "pipeline", "model": "tensor"}
 _AXES_OF_SIZE_ONE: Final = ("attn_dp", "attn_dp_expert", "dcp", "pcp")
 
 
-@dataclass(frozen=True)
-class Mesh:
+class Mesh(NamedTuple):
     """The mesh: sizes where they are known, and what is missing where they are not.
 
     Attributes:

@@ -19,8 +19,8 @@ The weights of a call are ``[experts / EP, embed, mlp / tensor shards]`` (wi) or
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from tilepolicy.configs.values import ConfigValues
 from tilepolicy.facts.layout import Layout, Unknown, batch_of
@@ -29,8 +29,7 @@ from tilepolicy.settings import Layer, Phase
 __all__ = ["SiteSizes", "eval_has_own_rules", "expert_axes", "padded_rows", "site_sizes"]
 
 
-@dataclass(frozen=True, slots=True)
-class SiteSizes:
+class SiteSizes(NamedTuple):
     """Sizes of one layer's grouped matmul on one device.
 
     Attributes:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from tilepolicy.match.factindex import FactIndex, bits_of, mask_of
 from tilepolicy.match.rules import Facts, Found, Rule
@@ -60,8 +60,7 @@ class Verdict:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class RuleAnswer:
+class RuleAnswer(NamedTuple):
     """Whether one rule matches, and why.
 
     Attributes:
@@ -77,8 +76,7 @@ class RuleAnswer:
     missing: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Nearest:
+class Nearest(NamedTuple):
     """The rule that came closest to matching, and why it did not.
 
     Attributes:

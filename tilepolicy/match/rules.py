@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from tilepolicy.model.when import When
 from tilepolicy.resolution import FactValue, SettingValue
@@ -20,8 +20,7 @@ _LANE: Final = 128
 """A tile may exceed its dimension up to the next multiple of this: the TPU's lane width."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """One point of a table.
 
     Attributes:
@@ -39,8 +38,7 @@ class Measured:
         return f"{at} ({self.source})" if self.source else at
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """The point of a table that serves a call.
 
     Attributes:

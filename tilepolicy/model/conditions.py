@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from tilepolicy.versions import Version
 
@@ -38,8 +38,7 @@ _BARE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_+/-]*")
 _WORDS: Final = frozenset({"true", "false", "null"})
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Whether a condition holds, and why.
 
     Attributes:

@@ -3,8 +3,6 @@
 The JSON Schema is generated from these, so that every field carries its title and description.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 

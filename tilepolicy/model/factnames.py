@@ -9,9 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from tilepolicy.backends import BACKENDS
 from tilepolicy.configs.keys import release_keys
@@ -53,8 +52,7 @@ DTYPES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """One fact.
 
     Attributes:

@@ -8,12 +8,11 @@ callable without arguments. It gives a mapping of policy name to the file that h
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tilepolicy.errors import PolicyError, Problem
 
@@ -23,8 +22,7 @@ GROUP: Final = "tilepolicy.policies"
 _OWN: Final = "tilepolicy"
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(NamedTuple):
     """A policy that is known by name.
 
     Attributes:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -23,8 +24,7 @@ __all__ = ["Layer", "check_text", "in_order", "read_layers"]
 _MAX_DEPTH = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """One policy file, on its own.
 
     Attributes:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import posixpath
-from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tilepolicy.errors import MissingLibraryError, Place, PolicyError, Problem
 from tilepolicy.files import is_file
@@ -23,8 +22,7 @@ __all__ = ["Reference", "follow", "locate"]
 _SUFFIXES: Final = (".yml", ".yaml")
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """A policy that has been found.
 
     Attributes:

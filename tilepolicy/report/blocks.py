@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -17,16 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["Block", "Cell", "Column", "Lines", "Row", "Table", "draw", "plain", "wants_rich"]
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """One text of a table; ``style`` is a rich style and means nothing in plain text."""
 
     text: str
     style: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """Header and alignment of a column; only a ``wrap`` column may take several lines."""
 
     header: str
@@ -34,25 +31,22 @@ class Column:
     wrap: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One row of a table, with further lines that belong to it (indented below it)."""
 
     cells: tuple[Cell, ...]
     details: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A table with notes below it."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
+class Lines(NamedTuple):
     """Lines shown as they are, in one rich style."""
 
     lines: tuple[str, ...]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tilepolicy.facts import site
 from tilepolicy.precedence import Proposal
@@ -18,8 +17,7 @@ _MAX_ROUNDS: Final = 8
 _SIZES: Final = ("rows", "batch_seq", "embed_dim", "mlp_dim", "num_groups", "rows_per_group")
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """One grouped matmul: where it is, what is known of it, and what is decided.
 
     Attributes:

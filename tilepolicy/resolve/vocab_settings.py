@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tilepolicy.errors import Place, Problem
 from tilepolicy.objectives import needs_whole_logits
@@ -32,8 +31,7 @@ OWN_LOSSES: Final = ("sparse", "chunked", "online")
 _TILING_FACTS: Final = ("tokens_per_device", "vocab_per_device", "logits_itemsize")
 
 
-@dataclass(frozen=True)
-class VocabProposals:
+class VocabProposals(NamedTuple):
     """What the ``vocab`` section of a policy proposes under some facts.
 
     Attributes:

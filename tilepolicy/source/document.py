@@ -17,8 +17,7 @@ libyaml does the scanning where PyYAML has it, PyYAML's own scanner otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import yaml
 
@@ -36,8 +35,7 @@ type Path = Sequence[str | int]
 LIMITS: Final = Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(NamedTuple):
     """One YAML document.
 
     Attributes:

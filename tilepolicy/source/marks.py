@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tilepolicy.source.scalars import Atom
 
@@ -11,8 +12,7 @@ __all__ = ["Limits", "MappingMarks", "Marks", "Plain", "SequenceMarks"]
 type Plain = Atom | list["Plain"] | dict[str, "Plain"]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """How large a text may be before it is refused; a refusal is a problem with a place.
 
     Attributes:

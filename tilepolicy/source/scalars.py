@@ -9,8 +9,7 @@ two changes: exponents need neither point nor sign (``1e3`` is 1000.0), and date
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import yaml
 from yaml.constructor import SafeConstructor
@@ -45,8 +44,7 @@ _OMEGACONF_FLOAT: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Odd:
+class Odd(NamedTuple):
     """Why a scalar is refused.
 
     Attributes:

@@ -74,7 +74,7 @@ class CompileRequest:
     def identity(self) -> str:
         """Equal for requests that compile the same kernel, whatever layer or phase it serves."""
         site = self.site
-        what = [*asdict(site.shape).values(), site.pass_, site.dtype, site.weights, site.backend]
+        what = [*site.shape, site.pass_, site.dtype, site.weights, site.backend]
         how = [self.device, self.tile, asdict(self.options), self.scoped_vmem_limit_kib]
         return json.dumps([*what, *how])
 
