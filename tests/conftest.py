@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
 import pytest
 
@@ -30,3 +31,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _lateness(item: pytest.Item) -> int:
     ranks = [at + 1 for at, name in enumerate(_LATE_MARKERS) if item.get_closest_marker(name)]
     return max(ranks, default=0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fails a test that skips itself: without an extra, nothing would have been tested."""
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a whole file, as ``importorskip`` skips it."""
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        report.longrepr = f"no test may be skipped here: {report.longrepr}"
+        report.outcome = "failed"

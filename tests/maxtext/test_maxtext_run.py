@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,10 +44,14 @@ def see(file):
         json.dump(seen, out)
 
 see("seen.json")
+if "block" in sys.argv:
+    os.makedirs("folder/r.json/full")
 if "leave" in sys.argv:
     sys.exit(7)
 if "say" in sys.argv:
     sys.exit("no good")
+if "interrupt" in sys.argv:
+    raise KeyboardInterrupt
 if "raise" in sys.argv:
     raise RuntimeError("in the program")
 """
@@ -144,11 +149,84 @@ def test_a_wrong_config_stops_it_with_2(folder: Path, run: Run) -> None:
     assert not (folder / "seen.json").exists()
 
 
-def test_a_missing_program_stops_it_with_2(run: Run) -> None:
-    """Before anything of it is imported."""
-    code, err = run("-p", "p.yml", "-m", "no_such_program.train")
+def test_problems_of_policy_config_and_report_come_together(folder: Path, run: Run) -> None:
+    """One run shows them all, and the program does not start."""
+    (folder / "p.yml").write_text("version: 1\nname: p\nvocab: {los: sparse}\n")
+    (folder / "file").touch()
+    code, err = run("-p", "p.yml", "--report", "file/r", "-m", "my_program", "my.yml", "x=1")
     assert code == 2
-    assert "there is no module named 'no_such_program'" in err
+    assert "p.yml:3:" in err
+    assert "has no key 'x'" in err
+    assert "cannot write file/r: " in err
+    assert "3 errors" in err
+    assert not (folder / "seen.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "message", "remedy"),
+    [
+        ("no_such_program.train", "there is no module named 'no_such_program'", ""),
+        ("my_package.trian", "no module named 'my_package.trian'", "did you mean train?"),
+        (
+            "my_package.inner.trian",
+            "no module named 'my_package.inner.trian'",
+            "did you mean train?",
+        ),
+        ("my_package", "no module named 'my_package.__main__'", "is a package; name the program"),
+        ("my_program.py", "no module named 'my_program.py'", "name it without .py"),
+        ("--strict", "there is no module named '--strict'", ""),
+    ],
+)
+def test_a_missing_program_stops_it_with_2(
+    folder: Path, run: Run, module: str, message: str, remedy: str
+) -> None:
+    """Before anything of it is imported."""
+    (folder / "my_package" / "inner").mkdir(parents=True)
+    (folder / "my_package" / "inner" / "train.py").touch()
+    (folder / "my_package" / "__init__.py").write_text("")
+    (folder / "my_package" / "train.py").write_text("1 / 0")
+    code, err = run("-p", "p.yml", "-m", module)
+    assert code == 2
+    assert message in err
+    assert remedy in err
+    assert not (folder / "seen.json").exists()
+
+
+def test_a_package_may_say_itself_where_its_modules_are(folder: Path, run: Run) -> None:
+    """What only the imported package knows is found too."""
+    (folder / "moved").mkdir()
+    (folder / "elsewhere").mkdir()
+    (folder / "moved" / "__init__.py").write_text("__path__.append('elsewhere')")
+    (folder / "elsewhere" / "train.py").write_text("raise SystemExit(9)")
+    try:
+        assert run("-p", "p.yml", "-m", "moved.train")[0] == 9
+    finally:
+        sys.modules.pop("moved", None)
+
+
+def test_minus_m_needs_a_module(run: Run) -> None:
+    """As for python."""
+    code, err = run("-p", "p.yml", "-m")
+    assert code == 2
+    assert "requires an argument" in err
+
+
+@pytest.mark.parametrize("flag", [["-mmy_program"], ["--module=my_program"], ["-m", "my_program"]])
+def test_the_module_ends_the_options_however_written(
+    folder: Path, run: Run, flag: list[str]
+) -> None:
+    """Attached to its flag or after it."""
+    assert run("-p", "p.yml", *flag, "--strict", "-m", "x")[0] == 0
+    assert seen(folder)["argv"] == [str(folder / "my_program.py"), "--strict", "-m", "x"]
+
+
+def test_an_interrupt_is_the_programs(folder: Path, run: Run) -> None:
+    """The exit code of an interrupted python; what was seen until then is reported."""
+    code, err = run("-p", "p.yml", "--report", "r.json", "-m", "my_program", "my.yml", "interrupt")
+    assert code == 130
+    assert "tilepolicy run my_program\n" in err
+    assert json.loads((folder / "r.json").read_text())["run"]["module"] == "my_program"
+    assert scope.current() is None
 
 
 def test_a_setting_without_effect_is_named_and_strict_refuses_it(folder: Path, run: Run) -> None:
@@ -197,6 +275,17 @@ def test_the_report_is_written_as_text_and_as_json(folder: Path, run: Run) -> No
     assert data["run"]["handed_over"] == {"num_vocab_tiling": 4, "vocab_tiling_ag_once": True}
     assert data["resolution"]["settings"]["num_vocab_tiling"]["value"] == 4
     assert data["adapters"]
+
+
+def test_a_report_goes_into_a_folder_made_for_it(folder: Path, run: Run) -> None:
+    """Made before the start; a file that cannot be written at the end changes no exit code."""
+    arguments = ("--report", "folder/r.json", "-p", "p.yml", "-m", "my_program", "my.yml")
+    code, err = run(*arguments, "block", "leave")
+    assert code == 7
+    assert "cannot write" in err
+    shutil.rmtree(folder / "folder")
+    assert run(*arguments)[0] == 0
+    assert (folder / "folder" / "r.json").is_file()
 
 
 def test_missed_sites_are_written_for_tune(folder: Path, run: Run) -> None:

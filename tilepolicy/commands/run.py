@@ -28,12 +28,18 @@ class _ModuleCommand(TyperCommand):
     """``-m MODULE`` ends the options, as it does for python: what follows is the program's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's own
-        for flag in ("-m", "--module"):
-            if flag in args:
-                end = args.index(flag) + 2
-                args = [*args[:end], "--", *args[end:]]
-                break
-        return super().parse_args(ctx, args)
+        end = _end_of_options(args)
+        return super().parse_args(ctx, [*args[:end], *(["--"] if args[end:] else []), *args[end:]])
+
+
+def _end_of_options(args: list[str]) -> int:
+    """How many arguments are tilepolicy's: up to and including ``-m MODULE``, however written."""
+    for at, argument in enumerate(args):
+        if argument in ("-m", "--module"):
+            return at + 2
+        if argument.startswith("--module=") or (argument.startswith("-m") and len(argument) > 2):
+            return at + 1
+    return len(args)
 
 
 def run(
@@ -77,14 +83,22 @@ def run(
     is the program's own (1 also for a strict run that ended well but not as resolved).
     """
     from tilepolicy import run as runner
+    from tilepolicy.gathering import Gathering
     from tilepolicy.report import render_problems
 
     _look_here_for_modules()
+    files = runner.ReportFiles(report, record_missed)
     try:
-        loaded = load_policies(policy, allow_outside=allow_outside)
-        job = runner.prepare(loaded, module, arguments or (), device=device, strict=strict)
+        with Gathering() as problems:
+            with problems.of_one():
+                loaded = load_policies(policy, allow_outside=allow_outside)
+            with problems.of_one():
+                program = runner.read_program(module, arguments or ())
+            with problems.of_one():
+                files.require_writable()
+        job = runner.prepare(loaded, program, device=device, strict=strict)
         print_warnings(job.warnings)
-        code = runner.run(job, report=report, missed=record_missed)
+        code = runner.run(job, files)
     except TilepolicyError as error:
         sys.stderr.write(render_problems(error.problems, "text"))
         code = EXIT_BEFORE_START

@@ -6,7 +6,6 @@ runs as ``__main__`` with the settings it honours on its command line, inside ``
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import runpy
 import sys
@@ -14,31 +13,42 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tilepolicy import configs, entries
 from tilepolicy.entries import Entry
-from tilepolicy.errors import ConfigError, MissingLibraryError, Problem, StrictError
+from tilepolicy.errors import ConfigError, Problem, StrictError
 from tilepolicy.facts.devices import normalize_device
-from tilepolicy.files import write_atomically
 from tilepolicy.resolution import Resolution
 from tilepolicy.resolve import resolver
 from tilepolicy.run import handover
 from tilepolicy.run.handover import Handover
-from tilepolicy.run.reporting import missed_sites, report_text
+from tilepolicy.run.modules import require_program
+from tilepolicy.run.reporting import ReportFiles, write_report
 from tilepolicy.scope import Scope, apply
-from tilepolicy.tuning.missed import write_missed
 
 if TYPE_CHECKING:
     from tilepolicy.configs.values import ConfigValues
     from tilepolicy.policy import Policy
     from tilepolicy.session import Session
 
-__all__ = ["Job", "prepare", "run"]
+__all__ = ["Job", "Program", "prepare", "read_program", "run"]
 
 _DEVICE_VARIABLE: Final = "TPU_ACCELERATOR_TYPE"
 _ENVIRONMENT_PREFIX: Final = "M_"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that exists, and its config.
+
+    Attributes:
+        entry: the program with its arguments.
+        values: its MaxText config as MaxText would read it; None for a program without one.
+    """
+
+    entry: Entry
+    values: ConfigValues | None
 
 
 @dataclass(frozen=True)
@@ -73,20 +83,32 @@ class Job:
         return (*self.entry.arguments, *appended)
 
 
+def read_program(module: str, arguments: Sequence[str] = ()) -> Program:
+    """Find a program and read its config; nothing of MaxText is imported.
+
+    Args:
+        module: dotted name of the program.
+        arguments: its arguments.
+
+    Raises:
+        MissingLibraryError: there is no such program.
+        ConfigError: with every problem of the config.
+    """
+    require_program(module)
+    entry = entries.find(module, arguments)
+    if entry.config is None:
+        return Program(entry, None)
+    return Program(entry, configs.read(entry.config, entry.overrides))
+
+
 def prepare(
-    policy: Policy,
-    module: str,
-    arguments: Sequence[str] = (),
-    *,
-    device: str | None = None,
-    strict: bool = False,
+    policy: Policy, program: Program, *, device: str | None = None, strict: bool = False
 ) -> Job:
-    """Resolve a program's config and get everything ready; nothing of MaxText is imported.
+    """Resolve a program's config under a policy and get everything ready.
 
     Args:
         policy: the policy.
-        module: dotted name of the program.
-        arguments: its arguments.
+        program: what :func:`read_program` gave.
         device: device name, where config and environment do not say it.
         strict: refuse a config in which a chosen setting has no effect, and fail at the end for
             what ``apply(strict=True)`` does not accept.
@@ -94,11 +116,9 @@ def prepare(
     Raises:
         TilepolicyError: with every problem of config, policy and installed libraries.
     """
-    _require_package(module)
-    entry = entries.find(module, arguments)
-    if entry.config is None:
+    entry, values = program.entry, program.values
+    if entry.config is None or values is None:
         return Job(entry, apply(policy, device=device, strict=strict))
-    values = configs.read(entry.config, entry.overrides)
     device = device or _local_device(values)
     resolution = resolver(policy, values, device=device).resolution()
     silent = handover.ignored(resolution, severity="error" if strict else "warning")
@@ -116,13 +136,12 @@ def prepare(
     return Job(entry, scope, resolution, handed, environment, (*resolution.warnings, *silent))
 
 
-def run(job: Job, *, report: Path | None = None, missed: Path | None = None) -> int:
-    """Run the program to its end.
+def run(job: Job, files: ReportFiles | None = None) -> int:
+    """Run the program to its end, and report.
 
     Args:
         job: what :func:`prepare` gave.
-        report: file for the report: JSON if it ends in ``.json``, else text.
-        missed: file for the sites that no rule decided, for ``tilepolicy tune``.
+        files: where the report goes besides standard error.
 
     Returns:
         The program's exit code; 1 if it raised, or ended well but a strict scope did not.
@@ -144,8 +163,8 @@ def run(job: Job, *, report: Path | None = None, missed: Path | None = None) -> 
             sys.stderr.write(f"{error}\n")
             code = 1
     finally:
-        if session is not None and _writes_files():
-            _write(job, session, report, missed)
+        if session is not None:
+            write_report(job, session, files or ReportFiles())
     return code
 
 
@@ -187,19 +206,6 @@ def _local_device(values: ConfigValues) -> str | None:
     return normalize_device(os.environ.get(_DEVICE_VARIABLE, ""))
 
 
-def _require_package(module: str) -> None:
-    """Refuse a program that is not installed, as far as can be told without importing it."""
-    package = module.split(".")[0]
-    if importlib.util.find_spec(package) is None:
-        raise MissingLibraryError(
-            Problem(
-                code="no-module",
-                message=f"there is no module named {package!r}",
-                remedy='pip install "tilepolicy[maxtext]"' if package == "maxtext" else None,
-            )
-        )
-
-
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ[name] for name in variables}
@@ -221,21 +227,3 @@ def _cross_compiling(job: Job) -> Iterator[None]:
 
     with tokamax.config.cross_compile(True):
         yield
-
-
-def _writes_files() -> bool:
-    """Whether this process writes the report: in a run of several, the first one."""
-    jax = sys.modules.get("jax")
-    if jax is None or not jax.distributed.is_initialized():
-        return True
-    return bool(jax.process_index() == 0)
-
-
-def _write(job: Job, session: Session, report: Path | None, missed: Path | None) -> None:
-    text = report_text(job, session, as_json=False)
-    sys.stderr.write(text)
-    if report is not None:
-        as_json = report.suffix == ".json"
-        write_atomically(report, report_text(job, session, as_json=True) if as_json else text)
-    if missed is not None:
-        write_missed(missed, missed_sites(session))
