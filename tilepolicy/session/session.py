@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -213,6 +214,20 @@ class Session:
                 )
             )
         return session_policy.operative_policy(self)
+
+    def write_missed(self, path: str | os.PathLike[str]) -> None:
+        """Write the grouped matmuls that no rule decided, for ``tilepolicy tune --missed``.
+
+        Args:
+            path: the file, replaced in one step; one without sites says that nothing missed.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from tilepolicy.session.misses import missed_sites
+        from tilepolicy.tuning.missed import write_missed
+
+        write_missed(path, missed_sites(self.misses))
 
     def verify(self, program: Any, *, complete: bool = False) -> Verification:  # noqa: ANN401
         """Compare what was decided with what a lowered or compiled program carries.
