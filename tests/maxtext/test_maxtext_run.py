@@ -221,9 +221,10 @@ def test_the_module_ends_the_options_however_written(
 
 
 def test_an_interrupt_is_the_programs(folder: Path, run: Run) -> None:
-    """The exit code of an interrupted python; what was seen until then is reported."""
+    """The exit code and traceback of an interrupted python; what was seen till then is reported."""
     code, err = run("-p", "p.yml", "--report", "r.json", "-m", "my_program", "my.yml", "interrupt")
     assert code == 130
+    assert "KeyboardInterrupt\n" in err
     assert "tilepolicy run my_program\n" in err
     assert json.loads((folder / "r.json").read_text())["run"]["module"] == "my_program"
     assert scope.current() is None

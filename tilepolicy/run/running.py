@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ __all__ = ["Job", "Program", "prepare", "read_program", "run"]
 
 _DEVICE_VARIABLE: Final = "TPU_ACCELERATOR_TYPE"
 _ENVIRONMENT_PREFIX: Final = "M_"
+_INTERRUPTED: Final = 128 + signal.SIGINT
+"""What a shell sees of a python that was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ def run(job: Job, files: ReportFiles | None = None) -> int:
         files: where the report goes besides standard error.
 
     Returns:
-        The program's exit code; 1 if it raised, or ended well but a strict scope did not.
+        The program's exit code; 1 if it raised, or ended well but a strict scope did not; 130 if
+        it was interrupted.
 
     Raises:
         TilepolicyError: the scope cannot be entered; the program has not started.
@@ -179,6 +183,9 @@ def _execute(module: str, arguments: Sequence[str]) -> int:
     except Exception:  # noqa: BLE001 - the program's own error: shown as python shows it
         traceback.print_exc()
         return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()  # where it was, for whoever interrupts a run that hangs
+        return _INTERRUPTED
     finally:
         sys.argv = argv
     return 0
