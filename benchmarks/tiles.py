@@ -1,6 +1,6 @@
 """How good are the shipped tiles? Each measured shape is hidden and resolved from the others.
 
-    python benchmarks/tiles.py [--json FILE] [--journal FILE [--compile] [--jobs 2]]
+    python benchmarks/tiles.py [--json FILE] [--journal FILE [--compile table|all] [--jobs 2]]
 
 For every measured shape of tokamax's shipped v1 entries (bfloat16), all of its passes are hidden,
 the tables of ``tpu-*`` are made anew from the other shapes, and the hidden calls are looked up as
@@ -20,10 +20,10 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tilepolicy.axes import GmmShape, layer_facts
 from tilepolicy.formats.model_sites import model_sites
@@ -120,22 +120,44 @@ def stock_tile(device: str, pass_: Pass, shape: GmmShape) -> GmmTile:
 class Verdicts:
     """What the compiler says of tiles: from a journal, or asked for."""
 
-    def __init__(self, compiler: Compiler | None, *, ask: bool) -> None:
+    def __init__(self, compiler: Compiler | None, ask: Literal["table", "all"] | None) -> None:
         self._compiler = compiler
         self._ask = ask
 
-    def fits(
-        self, device: str, shape: GmmShape, pass_: Pass, tile: GmmTile, buffers: int | None
-    ) -> Compiled:
-        """Whether the kernel compiles; None when that is not known."""
+    def of_tuned(self, device: str, shape: GmmShape, pass_: Pass, tile: GmmTile) -> Compiled:
+        """Whether a candidate of ``tune`` compiles; None when that is not known."""
+        request = _request(device, shape, pass_, tile, None)
+        if self._compiler is not None and self._ask == "all":
+            return self._compiler.verdict(request).fits
+        return self._known(request)
+
+    def of_tables(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows, with whether the tables' tiles compile; missing verdicts in one batch."""
+        asked = {
+            at: _request(row.device, row.shape, row.pass_, row.table, row.table_buffers)
+            for at, row in enumerate(rows)
+            if row.table is not None
+        }
+        if self._compiler is not None and self._ask is not None:
+            self._compiler.verdicts(asked.values())
+        return [
+            replace(row, table_compiled=self._known(asked[at])) if at in asked else row
+            for at, row in enumerate(rows)
+        ]
+
+    def _known(self, request: CompileRequest) -> Compiled:
         if self._compiler is None:
             return None
-        site = Site("wi", pass_, shape.m, shape.k, shape.n, shape.g)
-        request = CompileRequest(site, device, tile, KernelOptions(input_buffer_count=buffers))
-        if self._ask:
-            return self._compiler.verdict(request).fits
         known = self._compiler.journal.get(request, 0.0)
         return None if known is None else known.fits
+
+
+def _request(
+    device: str, shape: GmmShape, pass_: Pass, tile: GmmTile, buffers: int | None
+) -> CompileRequest:
+    """The kernel does not know its layer: wi stands for both."""
+    site = Site("wi", pass_, shape.m, shape.k, shape.n, shape.g)
+    return CompileRequest(site, device, tile, KernelOptions(input_buffer_count=buffers))
 
 
 def tuned_tile(
@@ -145,7 +167,7 @@ def tuned_tile(
     site = Site("wi", pass_, shape.m, shape.k, shape.n, shape.g)
     candidates = rank(site, TPUS[device])[:MOST_CANDIDATES]
     for candidate in candidates:
-        compiled = verdicts.fits(device, shape, pass_, candidate.tile, None)
+        compiled = verdicts.of_tuned(device, shape, pass_, candidate.tile)
         if compiled or (compiled is None and candidate.vmem.verdict == "fits"):
             return candidate.tile, compiled
     return candidates[0].tile, None
@@ -197,7 +219,6 @@ def rows_of(
                 points, multiple = tables.get((layer, one.pass_), ((), 1))
                 found = look_up(points, multiple, one.shape, layer, NEAREST) if points else None
                 tile, buffers = found if found is not None else (None, 0)
-                compiled = tile and verdicts.fits(device, one.shape, one.pass_, tile, buffers)
                 row = Row(
                     device,
                     layer,
@@ -209,8 +230,7 @@ def rows_of(
                     tile,
                     buffers,
                     tuned,
-                    compiled,
-                    tuned_compiled,
+                    tuned_compiled=tuned_compiled,
                 )
                 rows.append(row)
                 for at, reach in enumerate(REACHES):
@@ -402,12 +422,14 @@ def _summary_line(device: str, part: str, one: Mapping[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def measure(journal: Path | None, *, ask: bool, jobs: int) -> tuple[list[Row], dict[str, Any]]:
+def measure(
+    journal: Path | None, *, ask: Literal["table", "all"] | None, jobs: int
+) -> tuple[list[Row], dict[str, Any]]:
     """All rows, and the figures.
 
     Args:
         journal: verdicts of the compiler; None to do without.
-        ask: compile what the journal does not have.
+        ask: compile what the journal does not have: of the tables, or also of ``tune``.
         jobs: compiles at a time.
     """
     spec = find_spec("tokamax")
@@ -417,11 +439,11 @@ def measure(journal: Path | None, *, ask: bool, jobs: int) -> tuple[list[Row], d
     sites = model_sites()
     with Journal(journal) as kept:
         compiler = Compiler(jobs=jobs, timeout_seconds=600.0, journal=kept) if journal else None
-        verdicts = Verdicts(compiler, ask=ask)
+        verdicts = Verdicts(compiler, ask)
         rows, reaches = [], []
         for device in CACHES:
             mine, reached = rows_of(device, data, sites, verdicts)
-            rows += mine
+            rows += verdicts.of_tables(mine)
             reaches += reached
     return rows, figures(rows, reaches)
 
@@ -431,8 +453,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write figures and rows there")
     parser.add_argument("--journal", type=Path, help="the compiler's verdicts")
-    parser.add_argument("--compile", action="store_true", help="ask for what the journal lacks")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument(
+        "--compile", choices=("table", "all"), help="ask for what the journal lacks of these tiles"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="compiles of tables at a time")
     options = parser.parse_args()
     if options.compile and options.journal is None:
         parser.error("--compile needs --journal")
