@@ -1,6 +1,6 @@
 """Prints the figures of the losses as Markdown tables, and writes them as JSON.
 
-``python -m benchmarks.losses accuracy memory-cpu memory-tpu time --json losses.json``
+``python -m benchmarks.losses accuracy memory-cpu memory-tpu sharded time --json losses.json``
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 
-from benchmarks.losses import measure  # noqa: E402  (after the environment)
+from benchmarks.losses import measure, sharded  # noqa: E402  (after the environment)
 from benchmarks.losses.rivals import LARGE, NINE, NINE_ON_TPU, TIMED, Point, losses  # noqa: E402
 
 type Row = dict[str, Any]
@@ -40,6 +41,7 @@ def main() -> None:
         "accuracy": _accuracy,
         "memory-cpu": _memory_on_cpu,
         "memory-tpu": _memory_on_tpu,
+        "sharded": _sharded,
         "time": _time,
     }
     parser = argparse.ArgumentParser(description=__doc__)
@@ -61,26 +63,41 @@ def _names(arguments: argparse.Namespace, default: list[str]) -> list[str]:
     return arguments.losses.split(",") if arguments.losses else default
 
 
-def _points(arguments: argparse.Namespace, default: list[Point]) -> list[Point]:
+def _points[T](arguments: argparse.Namespace, default: list[T]) -> list[T]:
     if not arguments.points:
         return default
     return [default[int(number)] for number in arguments.points.split(",")]
 
 
 def _accuracy(arguments: argparse.Namespace) -> list[Row]:
-    rows = []
-    for point in _points(arguments, NINE):
-        exact = measure.exact(point)
-        dense = measure.result(losses(point, [DENSE])[DENSE], point)
-        for name, loss in losses(point, _names(arguments, [DENSE, *OWN])).items():
-            found = dense if name == DENSE else measure.result(loss, point)
-            tile = point.vocab_tile if name == "online" else None
-            row: Row = {"point": str(point), "tile": tile, "loss": name}
-            for base, reference in {"float64": exact, "dense": dense}.items():
+    rows: list[Row] = []
+    names = _names(arguments, [DENSE, *OWN])
+    for point, chosen in _once_a_size(_points(arguments, NINE), names):
+        if chosen != ["online"]:
+            references = {"float64": measure.exact(point)}
+            references["dense"] = measure.result(losses(point, [DENSE])[DENSE], point)
+        for name, loss in losses(point, chosen).items():
+            found = references["dense"] if name == DENSE else measure.result(loss, point)
+            row: Row = {"point": str(point), "chunks or tile": _cut(point, name), "loss": name}
+            for base, reference in references.items():
                 for part, value in found.differences(reference).items():
                     row[f"Δ {part} to {base}"] = f"{value:.1e}"
             rows.append(row)
     return rows
+
+
+def _once_a_size(points: list[Point], names: list[str]) -> Iterator[tuple[Point, list[str]]]:
+    """Every point with the losses to look at there, the dense one first at each new size.
+
+    Only the online loss depends on the tile: the others are looked at once for each size.
+    """
+    seen: set[str] = set()
+    for point in points:
+        if str(point) not in seen:
+            yield point, [DENSE, *(name for name in names if name != DENSE)]
+        elif "online" in names:
+            yield point, ["online"]
+        seen.add(str(point))
 
 
 def _memory_on_cpu(arguments: argparse.Namespace) -> list[Row]:
@@ -97,14 +114,11 @@ def _memory(
 ) -> list[Row]:
     """One row for each loss; the factor is how many of its temporaries make the dense ones."""
     rows: list[Row] = []
-    dense: dict[str, int] = {}
-    for point in points:
-        # Only the online loss depends on the tile: the others are compiled once for each size.
-        chosen = ["online"] if str(point) in dense else [DENSE, *(n for n in names if n != DENSE)]
+    dense = 0
+    for point, chosen in _once_a_size(points, names):
         for name, loss in losses(point, chosen).items():
             found = compiled(loss, point)
-            if name == DENSE:
-                dense[str(point)] = found.temp
+            dense = found.temp if name == DENSE else dense
             rows.append(
                 {
                     "point": str(point),
@@ -112,7 +126,7 @@ def _memory(
                     "loss": name,
                     "temp MiB": f"{found.temp / measure.MIB:.2f}",
                     "output MiB": f"{found.output / measure.MIB:.1f}",
-                    "factor": f"{dense[str(point)] / found.temp:.1f}" if found.temp else "",
+                    "factor": f"{dense / found.temp:.1f}" if found.temp else "",
                 }
             )
     return rows
@@ -120,8 +134,25 @@ def _memory(
 
 def _cut(point: Point, name: str) -> int | None:
     """Number of chunks, or entries of a tile."""
-    chunked = ("chunked", "MaxText tiled")
-    return point.vocab_tile if name == "online" else point.num_tiles if name in chunked else None
+    if name == "online":
+        return point.vocab_tile
+    return point.num_tiles if name in ("chunked", "MaxText tiled") else None
+
+
+def _sharded(arguments: argparse.Namespace) -> list[Row]:
+    rows = []
+    for case in _points(arguments, sharded.CASES):
+        gathers, reductions, in_loops, temp = sharded.collectives_and_memory(case)
+        rows.append(
+            {
+                **asdict(case),
+                "head gathers": gathers,
+                "head reductions": reductions,
+                "of these in loops": in_loops,
+                "temp MiB": f"{temp:.0f}",
+            }
+        )
+    return rows
 
 
 def _time(arguments: argparse.Namespace) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from losses_cases import arrays, close, gradients, of_inputs
 from losses_reference import random_problem, solve
 
+import tilepolicy
 from tilepolicy.losses import make_adaptive_sparse_cross_entropy
 from tilepolicy.model import VocabSettings
 from tilepolicy.session import Note, Session
@@ -158,6 +160,20 @@ def test_the_choice_is_in_the_report_of_every_active_scope(monkeypatch: pytest.M
                 "loss is set to online",
             ): 1
         }
+
+
+def test_the_report_of_a_scope_says_which_loss_was_chosen_and_why(tmp_path: Path) -> None:
+    """A loss made from a policy file, traced inside of ``apply``, stands in the report's text."""
+    file = tmp_path / "own.yml"
+    file.write_text("version: 1\nname: own\nvocab: {loss: auto, min_chunk_tokens: 64}\n")
+    policy = tilepolicy.load(file)
+    adaptive = make_adaptive_sparse_cross_entropy(policy)
+    with tilepolicy.apply(policy, adapters=[]) as session:
+        jax.eval_shape(adaptive, *(jnp.zeros(shape) for shape in ((64, 4), (4, 8))), jnp.arange(64))
+    assert (
+        "losses: loss = sparse (logits 64 tokens × 8 × 4 B = 2 KiB ≤ max_chunk_bytes 128 MiB: "
+        "one chunk holds all logits)"
+    ) in session.report()
 
 
 def test_a_loss_that_cannot_run_is_explained() -> None:

@@ -143,37 +143,3 @@ def test_a_cotangent_of_zero_gives_zeros() -> None:
     problem = random_problem(8, (6,), 8, 31)
     for gradient in gradients(online(problem, 8), arrays(problem), 0.0, 1.0)[1][:2]:
         np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"vocab_tile": 0}, ValueError, "vocab_tile must be at least 1, got 0"),
-        ({"token_tile": 5}, ValueError, "token_tile=5 must be at least 1 and divide the 12 tokens"),
-        ({"token_tile": 0}, ValueError, "token_tile=0 must be at least 1 and divide the 12 tokens"),
-        (
-            {"labels": jnp.zeros(11, jnp.int32)},
-            ValueError,
-            r"labels must have the shape of the tok",
-        ),
-        (
-            {"head": jnp.zeros((7, 5))},
-            ValueError,
-            r"an untied head has shape \(D, V\) with D = \(8,",
-        ),
-        ({"bias": jnp.zeros(4)}, ValueError, r"bias must have shape \(5,\), got \(4,\)"),
-        ({"ag_once": False}, ValueError, "ag_once=False says nothing without sharding"),
-    ],
-)
-def test_wrong_arguments_are_explained(
-    change: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    """Every argument is checked before anything is computed."""
-    arguments = {
-        "hidden": jnp.zeros((12, 8)),
-        "head": jnp.zeros((8, 5)),
-        "labels": jnp.zeros(12, jnp.int32),
-        "vocab_tile": 3,
-    }
-    with pytest.raises(error, match=text):
-        online_sparse_cross_entropy(**{**arguments, **change})

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 from tilepolicy.losses.layout import LossSharding
 
 HERE = Path(__file__).parent
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 FSDP = {"mesh": {"fsdp": 8}, "tokens": ["fsdp"], "head": ["fsdp", None]}
 TENSOR = {
     "mesh": {"fsdp": 4, "tensor": 2},
@@ -97,13 +100,26 @@ def test_the_head_is_gathered_once(reports: dict[str, Any], name: str) -> None:
 
 def test_sharding_sizes_follow_the_specs() -> None:
     """Axes of the tokens are gathered, the others keep dividing the vocabulary."""
-
-    class FakeMesh:
-        shape = {"data": 2, "fsdp": 4, "tensor": 2}  # noqa: RUF012  (a constant)
-
-    from jax.sharding import PartitionSpec as P
-
-    sharding = LossSharding(FakeMesh(), P(("data", "fsdp")), P("fsdp", "tensor"))  # type: ignore[arg-type]
+    mesh = AbstractMesh((2, 4, 2), ("data", "fsdp", "tensor"), axis_types=(AUTO,) * 3)
+    sharding = LossSharding(mesh, P(("data", "fsdp")), P("fsdp", "tensor"))  # type: ignore[arg-type]
     assert sharding.token_shards == 8
     assert sharding.vocab_shards(1) == 2
     assert sharding.head_shards == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "head", "error", "text"),
+    [
+        (AUTO, "fsdp", P("fsdp"), TypeError, "tokens and head are PartitionSpecs, got 'fsdp'"),
+        (AUTO, P("fsdp"), "fsdp", TypeError, "tokens and head are PartitionSpecs, got 'fsdp'"),
+        (AUTO, P("data"), P("fsdp"), ValueError, r"names \['data'\], the mesh has \['fsdp'\]"),
+        (EXPLICIT, P("fsdp"), P(), ValueError, r"names the explicit axes \['fsdp'\]: make the mes"),
+    ],
+)
+def test_wrong_shardings_are_explained(
+    kind: AxisType, tokens: Any, head: Any, error: type[Exception], text: str
+) -> None:
+    """Specs are checked against the mesh; explicit axes, ``jax.make_mesh``'s default, are named."""
+    mesh: Any = AbstractMesh((4,), ("fsdp",), axis_types=(kind,))
+    with pytest.raises(error, match=text):
+        LossSharding(mesh, tokens, head)

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from tilepolicy.context import active
-from tilepolicy.losses.arithmetic import weighted_sum
+from tilepolicy.losses.arithmetic import checked_count, checked_weights, weighted_sum
 from tilepolicy.losses.chunked import chunked_sparse_cross_entropy
+from tilepolicy.losses.head import LinearHead
 from tilepolicy.losses.layout import LossSharding
 from tilepolicy.losses.online import online_sparse_cross_entropy
 from tilepolicy.model import VocabSettings
@@ -73,6 +74,9 @@ class AdaptiveLoss:
     logits_dtype: DTypeLike = jnp.float32
     sharding: LossSharding | None = None
 
+    def __post_init__(self) -> None:
+        checked_count("vocab_tile", self.vocab_tile)
+
     def __call__(
         self,
         hidden: jax.Array,
@@ -87,39 +91,26 @@ class AdaptiveLoss:
         Raises:
             ValueError: shapes do not fit, or a loss is asked for that these shapes do not allow.
         """
+        LinearHead(tied=self.tied).check(hidden, head, bias)
         decision = self.decision(hidden.shape, head.shape, hidden.dtype)
         _report(decision)
-        ag_once = decision.ag_once or self.sharding is None
+        options: dict[str, Any] = {
+            "z_loss": self.z_loss,
+            "bias": bias,
+            "tied": self.tied,
+            "soft_cap": self.soft_cap,
+            "logits_dtype": self.logits_dtype,
+            "sharding": self.sharding,
+            "ag_once": decision.ag_once or self.sharding is None,
+        }
         if decision.vocab_tile is None:
             return chunked_sparse_cross_entropy(
-                hidden,
-                head,
-                labels,
-                weights,
-                num_tiles=decision.num_tiles,
-                z_loss=self.z_loss,
-                bias=bias,
-                tied=self.tied,
-                soft_cap=self.soft_cap,
-                logits_dtype=self.logits_dtype,
-                sharding=self.sharding,
-                ag_once=ag_once,
+                hidden, head, labels, weights, num_tiles=decision.num_tiles, **options
             )
         loss, z_term = online_sparse_cross_entropy(
-            hidden,
-            head,
-            labels,
-            vocab_tile=decision.vocab_tile,
-            z_loss=self.z_loss,
-            bias=bias,
-            tied=self.tied,
-            soft_cap=self.soft_cap,
-            logits_dtype=self.logits_dtype,
-            sharding=self.sharding,
-            ag_once=ag_once,
+            hidden, head, labels, vocab_tile=decision.vocab_tile, **options
         )
-        if weights is None:
-            weights = jnp.ones(labels.shape, loss.dtype)
+        weights = checked_weights(weights, loss.shape, loss.dtype)
         return weighted_sum(loss, weights), weighted_sum(z_term, weights)
 
     def decision(
@@ -226,12 +217,19 @@ def make_adaptive_sparse_cross_entropy(
 
     Raises:
         ValueError: the policy asks for ``upstream``, which is MaxText's own loss.
+        TypeError: ``policy`` is none of these: a name or path has to be loaded first.
     """
     chosen: Mapping[str, Any] = {}
     if isinstance(policy, Thresholds):
         chosen = {"thresholds": policy}
     elif policy is not None:
-        chosen = _from_section(policy if isinstance(policy, VocabSettings) else policy.vocab)
+        vocab = policy if isinstance(policy, VocabSettings) else getattr(policy, "vocab", None)
+        if not isinstance(vocab, VocabSettings):
+            raise TypeError(
+                "policy must be what tilepolicy.load returns, its vocab section or Thresholds, got "
+                f"{policy!r}"
+            )
+        chosen = _from_section(vocab)
     return AdaptiveLoss(
         **chosen,
         vocab_tile=vocab_tile,

@@ -18,16 +18,19 @@ All arithmetic is in float32, or in float64 if the logits are.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import operator
+from typing import NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 __all__ = [
     "LogSumExp",
     "accumulation_dtype",
+    "checked_count",
     "checked_labels",
+    "checked_weights",
     "checked_z_loss",
     "label_mask",
     "logit_cotangent",
@@ -87,17 +90,56 @@ def checked_z_loss(z_loss: float) -> float:
     return value
 
 
-def checked_labels(labels: jax.Array, tokens: tuple[int, ...]) -> None:
-    """Checks that there is one integer label for each token.
+def checked_count(name: str, value: SupportsIndex) -> int:
+    """A number of tiles, or of entries of a tile, as a Python integer.
+
+    Raises:
+        TypeError: it is not an integer that is known at trace time.
+        ValueError: it is below 1.
+    """
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, got {count}")
+    return count
+
+
+def checked_labels(labels: ArrayLike, tokens: tuple[int, ...]) -> jax.Array:
+    """One integer label for each token, in a signed dtype of at least 32 bits.
+
+    Labels are compared with column numbers and shifted by the starts of tiles: in int8 both would
+    wrap around.
 
     Raises:
         ValueError: the shape is not ``tokens``.
         TypeError: the labels are not integers.
     """
+    labels = jnp.asarray(labels)
     if labels.shape != tokens:
         raise ValueError(f"labels must have the shape of the tokens {tokens}, got {labels.shape}")
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels must be integers, got {labels.dtype}")
+    wide = jnp.int64 if labels.dtype.itemsize == 8 else jnp.int32
+    return labels.astype(wide)
+
+
+def checked_weights(
+    weights: ArrayLike | None, tokens: tuple[int, ...], dtype: DTypeLike
+) -> jax.Array:
+    """One weight for each token; ones of ``dtype`` if there are none.
+
+    Raises:
+        ValueError: the shape is not ``tokens``.
+        TypeError: the weights are complex.
+    """
+    weights = jnp.ones(tokens, dtype) if weights is None else jnp.asarray(weights)
+    if weights.shape != tokens:
+        raise ValueError(f"weights must have the shape of the tokens {tokens}, got {weights.shape}")
+    if jnp.iscomplexobj(weights):
+        raise TypeError(f"weights must be real numbers or a mask, got {weights.dtype}")
+    return weights
 
 
 def label_mask(labels: jax.Array, vocab: int) -> jax.Array:

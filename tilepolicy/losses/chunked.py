@@ -21,7 +21,13 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 
-from tilepolicy.losses.arithmetic import accumulation_dtype, checked_labels, checked_z_loss
+from tilepolicy.losses.arithmetic import (
+    accumulation_dtype,
+    checked_count,
+    checked_labels,
+    checked_weights,
+    checked_z_loss,
+)
 from tilepolicy.losses.chunks import ChunkPlan, Wanted, sum_over_chunks
 from tilepolicy.losses.head import FunctionHead, HeadModel, LinearHead
 from tilepolicy.losses.layout import LossSharding, split_factors
@@ -123,6 +129,13 @@ def chunked_sparse_cross_entropy_fn(
         ValueError: shapes do not fit, or ``num_tiles`` does not divide the tokens.
         TypeError: a dtype is of the wrong kind.
     """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"params{jax.tree_util.keystr(path)} must be floating, got {dtype}: pass what is "
+                "not differentiated in constants"
+            )
     function = FunctionHead(logits_fn)
     plan = _plan(function, hidden.shape[:-1], num_tiles, z_loss, sharding, ag_once, reduce_once)
     return _chunked(plan, params, hidden, labels, weights, constants)
@@ -141,7 +154,7 @@ def _plan(
         raise ValueError(
             "ag_once=False and reduce_once=False say nothing without sharding: pass a LossSharding"
         )
-    factors = split_factors(tokens, num_tiles)
+    factors = split_factors(tokens, checked_count("num_tiles", num_tiles))
     reduce_once = ag_once if reduce_once is None else reduce_once
     return ChunkPlan(model, factors, checked_z_loss(z_loss), sharding, ag_once, reduce_once)
 
@@ -155,11 +168,8 @@ def _chunked(
     constants: PyTree = None,
 ) -> tuple[jax.Array, jax.Array]:
     tokens = hidden.shape[:-1]
-    checked_labels(labels, tokens)
-    if weights is None:
-        weights = jnp.ones(tokens, accumulation_dtype(hidden.dtype))
-    if weights.shape != tokens:
-        raise ValueError(f"weights must have the shape of the tokens {tokens}, got {weights.shape}")
+    labels = checked_labels(labels, tokens)
+    weights = checked_weights(weights, tokens, accumulation_dtype(hidden.dtype))
     return _sums(plan, params, hidden, labels, weights, lax.stop_gradient(constants))
 
 

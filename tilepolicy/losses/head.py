@@ -73,7 +73,10 @@ class LinearHead:
     def __post_init__(self) -> None:
         if self.soft_cap is not None and not (math.isfinite(self.soft_cap) and self.soft_cap >= 0):
             raise ValueError(f"soft_cap must be a finite number >= 0 or None, got {self.soft_cap}")
-        object.__setattr__(self, "logits_dtype", jnp.dtype(self.logits_dtype).name)
+        dtype = jnp.dtype(self.logits_dtype)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"logits_dtype must be floating, got {dtype}")
+        object.__setattr__(self, "logits_dtype", dtype.name)
 
     @property
     def vocab_axis(self) -> int:
@@ -85,10 +88,10 @@ class LinearHead:
 
         Raises:
             ValueError: the head does not fit the hidden states, or the bias not the head.
-            TypeError: hidden states or head are not floating.
+            TypeError: hidden states, head or bias are not floating.
         """
-        for name, array in {"hidden": hidden, "head": head}.items():
-            if not jnp.issubdtype(array.dtype, jnp.floating):
+        for name, array in {"hidden": hidden, "head": head, "bias": bias}.items():
+            if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
                 raise TypeError(f"{name} must be floating, got {array.dtype}")
         layout = "(V, D)" if self.tied else "(D, V)"
         if (
@@ -206,8 +209,14 @@ class FunctionHead:
         return params
 
     def logits(self, params: PyTree, hidden: jax.Array) -> jax.Array:
-        """What the function returns."""
-        return self.function(params, hidden)
+        """What the function returns, if it has one row of logits for each token."""
+        logits = self.function(params, hidden)
+        if logits.ndim != hidden.ndim or logits.shape[:-1] != hidden.shape[:-1]:
+            raise ValueError(
+                f"logits_fn must return (*tokens, V) with the tokens {hidden.shape[:-1]} of its "
+                f"chunk {hidden.shape}, got {logits.shape}"
+            )
+        return logits
 
     def vjp(
         self, params: PyTree, hidden: jax.Array, *, of_params: bool, of_hidden: bool
@@ -216,9 +225,7 @@ class FunctionHead:
         asked = (params if of_params else None, hidden if of_hidden else None)
 
         def function(asked: PyTree) -> jax.Array:
-            return self.function(
-                asked[0] if of_params else params, asked[1] if of_hidden else hidden
-            )
+            return self.logits(asked[0] if of_params else params, asked[1] if of_hidden else hidden)
 
         logits, transpose = jax.vjp(function, asked)
 

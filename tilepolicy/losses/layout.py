@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tilepolicy.losses.pytrees import Index, PyTree
 
@@ -42,11 +42,28 @@ class LossSharding:
 
     The gathered head keeps the axes that no token lies on (tensor parallelism) and drops those
     that also shard the tokens (data, fsdp, expert), as ``vocab_tiling_ag_once`` does in MaxText.
+
+    Raises:
+        TypeError: ``tokens`` or a leaf of ``head`` is no ``PartitionSpec``.
+        ValueError: a spec names an axis that the mesh does not have, or that is explicit.
     """
 
     mesh: Mesh
     tokens: PartitionSpec
     head: PyTree
+
+    def __post_init__(self) -> None:
+        kinds = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
+        for spec in (self.tokens, *jax.tree.leaves(self.head, is_leaf=_is_spec)):
+            if not _is_spec(spec):
+                raise TypeError(f"tokens and head are PartitionSpecs, got {spec!r}")
+            if unknown := [name for name in _axes(spec) if name not in kinds]:
+                raise ValueError(f"{spec} names {unknown}, the mesh has {list(kinds)}")
+            if explicit := [name for name in _axes(spec) if kinds[name] == AxisType.Explicit]:
+                raise ValueError(
+                    f"{spec} names the explicit axes {explicit}: make the mesh with axis_types="
+                    "(jax.sharding.AxisType.Auto,) * number of axes"
+                )
 
     def __hash__(self) -> int:
         specs = jax.tree.leaves(self.head, is_leaf=_is_spec)
@@ -142,13 +159,13 @@ def split_factors(tokens: tuple[int, ...], num_tiles: int) -> tuple[int, ...]:
     """How many ways each token axis is cut, last axis first, for ``num_tiles`` equal chunks.
 
     Raises:
-        ValueError: ``num_tiles`` is below 1 or does not divide the number of tokens.
+        ValueError: ``num_tiles`` does not divide the number of tokens.
     """
     total = math.prod(tokens)
-    if num_tiles < 1 or total % num_tiles:
+    if total % num_tiles:
         raise ValueError(
-            f"num_tiles={num_tiles} must be at least 1 and divide the {total} tokens of shape "
-            f"{tokens}; pad the tokens with weight 0 or choose a divisor"
+            f"num_tiles={num_tiles} must divide the {total} tokens of shape {tokens}; pad the "
+            "tokens with weight 0 or choose a divisor"
         )
     factors: list[int] = []
     for size in reversed(tokens):

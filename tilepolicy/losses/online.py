@@ -14,6 +14,7 @@ once, at the end.
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from jax.typing import DTypeLike
 from tilepolicy.losses.arithmetic import (
     LogSumExp,
     accumulation_dtype,
+    checked_count,
     checked_labels,
     checked_z_loss,
     label_mask,
@@ -83,9 +85,8 @@ def online_sparse_cross_entropy(
     linear = LinearHead(tied=tied, soft_cap=soft_cap, logits_dtype=logits_dtype)
     vocab = linear.check(hidden, head, bias)
     tokens = hidden.shape[:-1]
-    checked_labels(labels, tokens)
-    if vocab_tile < 1:
-        raise ValueError(f"vocab_tile must be at least 1, got {vocab_tile}")
+    labels = checked_labels(labels, tokens)
+    vocab_tile = checked_count("vocab_tile", vocab_tile)
     if sharding is None and not ag_once:
         raise ValueError("ag_once=False says nothing without sharding: pass a LossSharding")
     shards = 1 if sharding is None else sharding.vocab_shards(linear.vocab_axis)
@@ -105,15 +106,12 @@ def online_sparse_cross_entropy(
 
 
 def _token_factors(tokens: tuple[int, ...], token_tile: int | None) -> tuple[int, ...]:
-    total = functools.reduce(lambda a, b: a * b, tokens, 1)
     if token_tile is None:
         return split_factors(tokens, 1)
-    if token_tile < 1 or total % token_tile:
-        raise ValueError(
-            f"token_tile={token_tile} must be at least 1 and divide the {total} tokens of shape "
-            f"{tokens}"
-        )
-    return split_factors(tokens, total // token_tile)
+    total, size = math.prod(tokens), checked_count("token_tile", token_tile)
+    if total % size:
+        raise ValueError(f"token_tile={size} must divide the {total} tokens of shape {tokens}")
+    return split_factors(tokens, total // size)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

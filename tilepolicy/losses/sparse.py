@@ -43,9 +43,11 @@ def sparse_cross_entropy_with_logits(
         ValueError: shapes do not fit, or ``z_loss`` is negative or not finite.
         TypeError: labels are not integers or logits not floating.
     """
-    if logits.ndim == 0 or not jnp.issubdtype(logits.dtype, jnp.floating):
-        raise TypeError(f"logits must be floating with a vocabulary axis, got {logits.aval}")
-    checked_labels(labels, logits.shape[:-1])
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise TypeError(f"logits must be floating, got {logits.dtype}")
+    if logits.ndim == 0 or logits.shape[-1] == 0:
+        raise ValueError(f"logits must have a vocabulary axis, got shape {logits.shape}")
+    labels = checked_labels(labels, logits.shape[:-1])
     return _sparse(checked_z_loss(z_loss), logits, labels)
 
 
