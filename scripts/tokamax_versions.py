@@ -42,7 +42,7 @@ def environment(folder: Path, tokamax: str, jax: str) -> Path:
     if not ready.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
         wanted = [f"tokamax=={tokamax}", f"jax[tpu]=={jax}", "pytest", "hypothesis", "joblib"]
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile"]
         subprocess.run([*pip, *wanted, "-e", str(ROOT)], check=True)
         ready.touch()
     return python
@@ -70,7 +70,7 @@ def main() -> int:
     """Make, run, print; exit status 1 if a release failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("releases", nargs="*", help="default: all")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".tokamax-versions")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "tokamax")
     parser.add_argument("--compiled", action="store_true", help="also with the TPU compiler")
     arguments = parser.parse_args()
     fine = True

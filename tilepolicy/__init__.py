@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from tilepolicy.context.layers import layer
+    from tilepolicy.context.layers import CallSites, LayerSizes, layer
     from tilepolicy.errors import TilepolicyError
     from tilepolicy.policy import Policy, combine, load
     from tilepolicy.resolution import Resolution
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tilepolicy.session import Session
 
 __all__ = [
+    "CallSites",
+    "LayerSizes",
     "Policy",
     "Resolution",
     "Session",
@@ -32,6 +34,8 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES: Final = {
+    "CallSites": "tilepolicy.context.layers",
+    "LayerSizes": "tilepolicy.context.layers",
     "Policy": "tilepolicy.policy",
     "Resolution": "tilepolicy.resolution",
     "Session": "tilepolicy.session",

@@ -28,8 +28,8 @@ from moe import (
 )
 
 import tilepolicy
+from tilepolicy import CallSites, LayerSizes
 from tilepolicy.adapters.tokamax import ragged_dot_op
-from tilepolicy.context.layers import CallSites, LayerSizes
 from tilepolicy.errors import AdapterError, LayerError, PolicyError
 
 # (tile_m, tile_k, tile_n) of the six tiles as v1 names them: forward names in every pass.

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 from moe import document, gmm, load, tiles_by_site, tpu
 
 import tilepolicy
@@ -63,3 +64,28 @@ def test_value_and_gradients_agree(tmp_path: Path, dtype: str, groups: str) -> N
         exact = np.asarray(wanted, np.float32)
         error = np.abs(np.asarray(got, np.float32) - exact).max() / np.abs(exact).max()
         assert error <= TOLERANCE[dtype]
+
+
+def test_v2_does_not_run_in_interpret_mode() -> None:
+    """v2 has no ``interpret`` field, and jax's TPU interpreter refuses its operands in SMEM.
+
+    Seen with jax 0.10.2, 0.11.0, 0.11.2 and 0.12.0. Past that check jax 0.12.0 stops at the
+    reshaped reference that the kernel copies from (``ReshapeTransform``). So v2's numbers cannot
+    be compared without a TPU; its tiles are read back from the compiled program. When this fails,
+    the interpreter has become able to: then run the comparison above for v2, too.
+    """
+    op = ragged_dot_op("wi", "tokamax_v2", config=_v2_config())
+    x, w, sizes = jnp.ones((256, 256)), jnp.ones((3, 256, 256)), jnp.array([200, 0, 56])
+    assert not hasattr(op, "interpret")
+    with (
+        tpu(),
+        pltpu.force_tpu_interpret_mode(),
+        pytest.raises(NotImplementedError, match="Unsupported memory space: smem"),
+    ):
+        jax.jit(lambda x, w: gmm(x, w, sizes, [op]))(x, w)
+
+
+def _v2_config() -> Any:
+    from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_v2 import Config
+
+    return Config(tile_m=128, tile_k=128, tile_n=128)

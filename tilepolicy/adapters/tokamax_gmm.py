@@ -1,121 +1,50 @@
-"""Grouped matmuls of Tokamax: the facts of a call, its layer, and the config to answer with."""
+"""Grouped matmuls of Tokamax: what a lookup is answered, once the layer is found."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from tilepolicy import axes
 from tilepolicy.adapters.tokamax_config import build_config, config_fields
 from tilepolicy.adapters.tokamax_door import DOORS
 from tilepolicy.adapters.tokamax_layer import Evidence, LayerFinder
+from tilepolicy.adapters.tokamax_ruling import OP_NAMES, GmmCall, Ruling, gmm_shape, rule
 from tilepolicy.adapters.tokamax_upstream import Upstream
 from tilepolicy.axes import GmmShape, Kernel
 from tilepolicy.backends import illegal_tile
-from tilepolicy.context import active, carrier
-from tilepolicy.context.active import ActivePolicy
+from tilepolicy.context import active
+from tilepolicy.context.active import View
 from tilepolicy.errors import AdapterError, LayerError, PolicyError, Problem
-from tilepolicy.facts.devices import normalize_device
-from tilepolicy.resolution import FactValue, FieldChoice, Origin
+from tilepolicy.resolution import Origin
 from tilepolicy.session import Lookup
-from tilepolicy.settings import LAYERS, Layer, Pass
+from tilepolicy.settings import LAYERS, Layer
 
-__all__ = ["GmmCall", "Ruling", "answer_gmm"]
+__all__ = ["answer_gmm"]
 
-_OP_NAMES: Final[Mapping[Kernel, str]] = {
-    "tokamax_v1": "pallas_mosaic_tpu_ragged_dot",
-    "tokamax_v2": "pallas_mosaic_tpu_v2_ragged_dot",
-}
 _V2_TILE: Final = ("tile_m", "tile_k", "tile_n")
 
 
-@cache
-def _device(device_kind: str) -> str:
-    return normalize_device(device_kind) or device_kind
-
-
-@dataclass(frozen=True, slots=True)
-class GmmCall:
-    """One grouped matmul as its lookup key shows it.
-
-    Attributes:
-        kernel: which kernel asks.
-        op: the bound op.
-        device_kind: jax's name of the device.
-        key: Tokamax's lookup key: the call's arguments, arrays by shape and type.
-        pass_: which pass.
-        shape: the forward problem behind it.
-        dtype: type of the first operand.
-        weight_dtype: type of the second operand (of the output gradient in drhs).
-    """
-
-    kernel: Kernel
-    op: Any
-    device_kind: str
-    key: Any
-    pass_: Pass
-    shape: GmmShape
-    dtype: str
-    weight_dtype: str
-
-    @property
-    def device(self) -> str:
-        """Normalised device name; jax's own where it is not known."""
-        return _device(self.device_kind)
-
-    def facts(self, layer: Layer, version: str) -> dict[str, FactValue]:
-        """What the call shows to a rule when it is the given layer's."""
-        facts: dict[str, FactValue] = dict(axes.layer_facts(self.shape, layer))
-        return facts | {
-            "layer": layer,
-            "pass": self.pass_,
-            "dtype": self.dtype,
-            "weight_dtype": self.weight_dtype,
-            "backend": self.kernel,
-            "device": self.device,
-            "tokamax": version,
-        }
-
-    def __str__(self) -> str:
-        s = self.shape
-        return (
-            f"{_OP_NAMES[self.kernel]} {self.pass_} m={s.m} k={s.k} n={s.n} groups={s.g} "
-            f"{self.dtype} on {self.device}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Ruling:
-    """What the active policies together say of a call taken as one layer's.
-
-    Attributes:
-        layer: the layer.
-        facts: what the rules saw.
-        fields: decided fields by policy name; the inner policy's before the outer's.
-        config: the decided fields by the kernel's name.
-        by: for each decided field, which of the active policies decided it.
-        undecidable: rules whose conditions need facts that are not known here.
-        nearest: the nearest rule of the innermost policy, and why it did not match.
-    """
-
-    layer: Layer
-    facts: Mapping[str, FactValue]
-    fields: Mapping[str, FieldChoice]
-    config: Mapping[str, object]
-    by: Mapping[str, int]
-    undecidable: tuple[str, ...]
-    nearest: str
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Decision:
     """An answer, its record, and the rules that decided it by the number of their policy."""
 
     config: Any
     lookup: Lookup
     hits: Mapping[int, tuple[Origin, ...]]
+
+
+class _Known(NamedTuple):
+    """What was found out about one kind of call.
+
+    Attributes:
+        shape: the forward problem.
+        decisions: by the digests of the active policies and the layer; the layer is None where
+            it does not matter, because both have the same tile.
+    """
+
+    shape: GmmShape
+    decisions: dict[tuple[tuple[str, ...], Layer | None], _Decision]
 
 
 def answer_gmm(
@@ -135,52 +64,32 @@ def answer_gmm(
     pass_ = upstream.pass_of(key["ragged_dot_dimension_numbers"])
     if pass_ is None:
         return None
-    policies = active.policies()
-    answers = policies[0].answers
-    # The key keeps its hash, so that looking for it twice costs one.
-    seen = (
-        kernel,
-        device_kind,
-        key,
-        str(getattr(op, "qdtype", None)),
-        getattr(op, "num_actual_groups", None),
-    )
-    shape = answers.get(seen)
-    if not isinstance(shape, GmmShape):
-        shape = answers[seen] = _shape(op, key, pass_)
-    finder = LayerFinder(upstream, op, shape, policies)
+    view = active.view()
+    answers = view.policies[0].answers
+    seen = (device_kind, upstream.call_key(op, pass_, key))
+    known = answers.get(seen)
+    if not isinstance(known, _Known):
+        known = answers[seen] = _Known(gmm_shape(op, key, pass_), {})
+    finder = LayerFinder(upstream, op, known.shape, view)
     evidence = finder.first()
-    memo = (seen, carrier.key(), None if evidence is None else evidence.layer)
-    known = answers.get(memo)
-    if not isinstance(known, _Decision):
-        types = _dtype(key["lhs"]), _dtype(key["rhs"])
-        call = GmmCall(kernel, op, device_kind, key, pass_, shape, *types)
-        known = _decide(upstream, call, finder, evidence, policies)
-        if evidence is not None or known.lookup.layer is None:
-            answers[memo] = known
-    policies[0].session.record(known.lookup)
-    for number, origins in known.hits.items():
-        policies[number].session.hit(origins)
-    return known.config
+    which = (view.digests, None if evidence is None else evidence.layer)
+    decision = known.decisions.get(which)
+    if decision is None:
+        call = GmmCall(kernel, op, device_kind, key, pass_, known.shape, upstream.version)
+        decision = _decide(upstream, call, finder, evidence, view)
+        if evidence is not None or decision.lookup.layer is None:
+            known.decisions[which] = decision
+    _tell(view, decision)
+    return decision.config
 
 
-def _shape(op: Any, key: Any, pass_: Pass) -> GmmShape:  # noqa: ANN401 - upstream types
-    """The forward problem behind a call."""
-    lhs, rhs = key["lhs"], key["rhs"]
-    if pass_ == "drhs":
-        groups = getattr(op, "num_actual_groups", None) or _length(key["group_sizes"])
-    else:
-        groups = rhs.shape[0]
-    return GmmShape.of_operands(pass_, tuple(lhs.shape), tuple(rhs.shape), groups)
-
-
-def _length(group_sizes: Any) -> int:  # noqa: ANN401 - GroupSizes or an abstract array
-    return int(getattr(group_sizes, "value", group_sizes).shape[0])
-
-
-def _dtype(array: Any) -> str:  # noqa: ANN401 - array, quantized array, or one to quantize
-    """Name of the element type; of a quantized array that of its values."""
-    return str(getattr(array, "qvalue", array).dtype.name)
+def _tell(view: View, decision: _Decision) -> None:
+    """Record the answer in the innermost session, and the rules in those of their policies."""
+    view.policies[0].session.record(decision.lookup)
+    if decision not in view.told:
+        for number, origins in decision.hits.items():
+            view.policies[number].session.hit(origins)
+        view.told.add(decision)
 
 
 def _decide(
@@ -188,10 +97,10 @@ def _decide(
     call: GmmCall,
     finder: LayerFinder,
     evidence: Evidence | None,
-    policies: tuple[ActivePolicy, ...],
+    view: View,
 ) -> _Decision:
     layers: tuple[Layer, ...] = LAYERS if evidence is None else (evidence.layer,)
-    rulings = [_rule(upstream, call, layer, policies) for layer in layers]
+    rulings = [rule(call, layer, view.policies) for layer in layers]
     how = evidence.how if evidence is not None else "both layers have this tile"
     layer = evidence.layer if evidence is not None else None
     if evidence is None and rulings[0].config != rulings[1].config:
@@ -202,7 +111,7 @@ def _decide(
         how, layer = evidence.how, evidence.layer
     ruling = rulings[0]
     config, miss = _config(upstream, call, ruling)
-    if miss and any(policy.fail_on_miss for policy in policies):
+    if miss and any(policy.fail_on_miss for policy in view.policies):
         raise PolicyError(
             Problem(
                 code="miss",
@@ -210,7 +119,7 @@ def _decide(
                 remedy="add a rule for it, or set gmm.on_miss to report",
             )
         )
-    lookup = _lookup(call, ruling, layer, how, config, miss, policies)
+    lookup = _lookup(call, ruling, layer, how, config, miss, view)
     return _Decision(config, lookup, _hits(rulings))
 
 
@@ -221,38 +130,6 @@ def _hits(rulings: list[Ruling]) -> dict[int, tuple[Origin, ...]]:
         for name, number in ruling.by.items():
             hits[number] = (*hits.get(number, ()), ruling.fields[name].origin)
     return hits
-
-
-def _rule(
-    upstream: Upstream, call: GmmCall, layer: Layer, policies: tuple[ActivePolicy, ...]
-) -> Ruling:
-    """Ask every active policy, inner ones first; each field is decided by the first that does."""
-    facts = call.facts(layer, upstream.version)
-    fields: dict[str, FieldChoice] = {}
-    undecidable: dict[str, tuple[str, ...]] = {}
-    nearest = ""
-    by: dict[str, int] = {}
-    for number, policy in enumerate(policies):
-        verdict = policy.resolver.tile(layer, call.pass_, facts, policy.phase)
-        for name, choice in verdict.decided.items():
-            if name not in fields:
-                fields[name], by[name] = choice, number
-        undecidable |= verdict.undecidable
-        nearest = nearest or verdict.nearest
-    values: dict[str, object] = {name: choice.value for name, choice in fields.items()}
-    try:
-        config = axes.to_kernel(values, call.kernel, layer, call.pass_)
-    except ValueError as error:
-        names = ", ".join(dict.fromkeys(c.origin.name for c in fields.values()))
-        raise AdapterError(
-            Problem(
-                code="config-refused",
-                message=f"{call}, by {names}: {error}",
-                remedy=f"restrict the rule with `backend`; this call's is {call.kernel}",
-            )
-        ) from error
-    missing = tuple(f"{rule} (needs {', '.join(names)})" for rule, names in undecidable.items())
-    return Ruling(layer, facts, fields, config, by, missing, nearest)
 
 
 def _config(upstream: Upstream, call: GmmCall, ruling: Ruling) -> tuple[Any, str]:
@@ -314,17 +191,17 @@ def _lookup(
     how: str,
     config: Any,  # noqa: ANN401 - upstream config
     miss: str,
-    policies: tuple[ActivePolicy, ...],
+    view: View,
 ) -> Lookup:
     fields = {} if miss else ruling.fields
     return Lookup(
         adapter="tokamax",
-        op=_OP_NAMES[call.kernel],
+        op=OP_NAMES[call.kernel],
         device=call.device,
         facts=tuple(sorted(ruling.facts.items())),
         layer=layer,
         pass_=call.pass_,
-        phase=policies[0].phase,
+        phase=view.policies[0].phase,
         evidence=how,
         tile=tuple((name, choice.value) for name, choice in fields.items()),
         origins=tuple(choice.origin for choice in fields.values()),

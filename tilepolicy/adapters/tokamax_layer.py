@@ -14,15 +14,13 @@ a known function       MaxText's, or those given to ``apply``, on the stack or i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tilepolicy.adapters.tokamax_upstream import Upstream
 from tilepolicy.axes import GmmShape
-from tilepolicy.context import active
-from tilepolicy.context.active import ActivePolicy
-from tilepolicy.context.callstack import CallOrigin, SiteMemory
-from tilepolicy.settings import Layer
+from tilepolicy.context.active import View
+from tilepolicy.context.callstack import MOST_FRAMES, SiteMemory
+from tilepolicy.settings import LAYERS, Layer
 
 __all__ = ["Evidence", "LayerFinder"]
 
@@ -32,50 +30,52 @@ _FOREIGN: Final = ("/jax/", "/jaxlib/", "/tokamax/", "/tilepolicy/", "/contextli
 _MEMORY: Final = SiteMemory()
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """A layer and what told it."""
 
     layer: Layer
     how: str
 
 
+# Made once: these answer most lookups of a backward pass.
+_BY_CHAIN: Final = {
+    frozenset({layer}): Evidence(layer, "the tag of the forward call") for layer in LAYERS
+}
+_BY_OP: Final = {
+    frozenset({layer}): Evidence(layer, "the op of the first trace") for layer in LAYERS
+}
+
+
 class LayerFinder:
-    """Collects the evidence for one call; the stack is only captured where it is needed."""
+    """Collects the evidence for one call; the Python stack is walked only where it is needed.
+
+    Attributes:
+        serves_both: whether tags gave both layers to the line of the call, with these sizes.
+    """
 
     def __init__(
         self,
         upstream: Upstream,
         op: Any,  # noqa: ANN401 - upstream op
         shape: GmmShape,
-        policies: tuple[ActivePolicy, ...],
+        view: View,
     ) -> None:
         self._upstream = upstream
         self._op = op
-        self._problem = (shape.m, shape.k, shape.n)
         self._shape = shape
-        self._policies = policies
-        self._captured: CallOrigin | None = None
+        self._view = view
         self.serves_both = False
-
-    @property
-    def origin(self) -> CallOrigin:
-        """Where the call comes from; captured when it is first needed."""
-        if self._captured is None:
-            self._captured = self._upstream.call_origin(self._op)
-        return self._captured
 
     def first(self) -> Evidence | None:
         """What is stated: by the op, a tag, the memory of either, or declared sizes."""
-        own = getattr(self._op, "tilepolicy_layer", None)
+        own: Layer | None = getattr(self._op, "tilepolicy_layer", None)
         if own is not None:
             return Evidence(own, "the op")
-        tag = active.tag()
+        tag = self._view.tag
         if tag is not None and tag.of_op:
             _MEMORY.remember_op(self._op, tag.tag)
             return Evidence(tag.tag, "the op of the forward pass")
-        remembered = self._remembered()
-        if remembered is not None:
+        if (remembered := self._remembered()) is not None:
             return remembered
         if tag is not None:
             self._keep(tag.tag)
@@ -84,8 +84,9 @@ class LayerFinder:
 
     def last(self) -> Evidence | None:
         """The innermost known function that the call comes from."""
-        sites = tuple(site for policy in self._policies for site in policy.call_sites)
-        layer = self.origin.function_layer(sites, _JAX)
+        sites = tuple(site for policy in self._view.policies for site in policy.call_sites)
+        running = self._upstream.callers(self._op)
+        layer = self._upstream.call_origin().function_layer(running, sites, _JAX)
         if layer is None:
             return None
         _MEMORY.remember_op(self._op, layer)
@@ -93,38 +94,36 @@ class LayerFinder:
 
     def lines(self) -> list[str]:
         """The user's frames that led to the call, for a message."""
-        stack = self.origin.running if self.origin.remembered is None else self.origin.remembered
+        stack = self._upstream.call_origin().remembered or self._upstream.callers(self._op)
         return [] if stack is None else stack.lines(leave_out=_FOREIGN)
 
     def _keep(self, layer: Layer) -> None:
         """Remember the call that a tag is in force for, by its op and by its callers."""
         _MEMORY.remember_op(self._op, layer)
-        if self.origin.remembered is None and self.origin.running is not None:
-            _MEMORY.remember(self.origin.running, self._problem, layer)
+        if self._upstream.call_origin().remembered is None:
+            running = self._upstream.callers(self._op, MOST_FRAMES)
+            if running is not None:
+                _MEMORY.remember(running, self._shape[:3], layer)
 
     def _remembered(self) -> Evidence | None:
         """What a tag said when this call was traced first."""
         if not _MEMORY.knows_chains():
             return None
-        callers = self.origin.remembered
-        if callers is None or not self.origin.remembers_op:
+        origin = self._upstream.call_origin()
+        if origin.remembered is None or not origin.remembers_op:
             return None
-        layers = _MEMORY.recall(callers, self._problem)
+        layers = _MEMORY.recall(origin.remembered, self._shape[:3])
         self.serves_both = len(layers) > 1
-        if len(layers) != 1:
-            return None
-        return Evidence(next(iter(layers)), "the tag of the forward call")
+        return _BY_CHAIN.get(layers)
 
     def _by_op(self) -> Evidence | None:
-        layers = _MEMORY.recall_op(self._op)
+        found = _BY_OP.get(_MEMORY.recall_op(self._op))
         # An op that is called directly has its caller on the stack: its identity must not stand
         # in for that, because one op may be called for both layers.
-        if len(layers) != 1 or self.origin.running is not None:
-            return None
-        return Evidence(next(iter(layers)), "the op of the first trace")
+        return None if found is None or self._upstream.is_running(self._op) else found
 
     def _by_sizes(self) -> Evidence | None:
-        for policy in self._policies:
+        for policy in self._view.policies:
             if policy.sizes is not None:
                 layer = policy.sizes.layer_of(self._shape)
                 return None if layer is None else Evidence(layer, "declared sizes")

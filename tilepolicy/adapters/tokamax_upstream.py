@@ -31,11 +31,13 @@ OLDEST: Final = "0.0.14"
 READ_IN: Final = ("0.0.14", "0.0.15", "0.0.16", "0.0.17")
 
 _OP: Final = "tokamax._src.ops.op"
+_BATCHING: Final = "tokamax._src.batching"
 _BASE: Final = "tokamax._src.ops.ragged_dot.base"
 _V1: Final = "tokamax._src.ops.ragged_dot.pallas_mosaic_tpu"
 _V2: Final = "tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_v2"
 _HLO: Final = "tokamax._src.hlo_utils"
 _CONFIG: Final = "tokamax._src.config"
+_MOST_ORIGINS: Final = 4096
 _PAYLOAD: Final = "tokamax:"
 _STACK: Final = "AUTOTUNING_CACHE_OVERLAY_STACK"
 
@@ -54,6 +56,9 @@ _NEEDED: Final = (
     (_OP, "Op._get_autotuning_cache_key"),
     (_OP, "Op._get_heuristics_config"),
     (_OP, "Op.get_autotuning_cache"),
+    (_BATCHING, "BatchedShapeDtype.vmap_axes"),
+    (_BASE, "GroupSizes.repr_value_or_total_size"),
+    (_BASE, "GroupSizes.value"),
     (_BASE, "DEFAULT_RAGGED_DOT_DIM_NUMS"),
     (_BASE, "TRANS_RHS_RAGGED_DOT_DIM_NUMS"),
     (_BASE, "RAGGED_CONTRACTING_DOT_DIM_NUMS"),
@@ -77,7 +82,12 @@ class Upstream:
         kernels: class of each grouped-matmul op to our name of its kernel.
         passes: dimension numbers of each pass, by the triple that identifies them.
         op_call: code of ``Op.__call__``: frames inside of it are the library's.
+        current_source: jax's public function that says which operation it is tracing; it captures
+            the running stack where jax is tracing Python code for the first time.
+        array: class that stands for an array in lookup keys.
+        group_sizes: class that stands for group sizes in lookup keys.
         shipped: shipped caches that were looked up before.
+        origins: call origins that were read before, by jax's traceback (compared by its frames).
     """
 
     version: str
@@ -85,7 +95,11 @@ class Upstream:
     kernels: Mapping[type, Kernel]
     passes: Mapping[object, Pass]
     op_call: CodeType
+    current_source: Any
+    array: type
+    group_sizes: type
     shipped: dict[tuple[object, ...], Mapping[Any, Any]] = field(default_factory=dict)
+    origins: dict[object, CallOrigin] = field(default_factory=dict)
 
     @property
     def stack(self) -> ContextVar[tuple[Any, ...]]:
@@ -99,6 +113,8 @@ class Upstream:
 
     def kernel_of(self, op: object) -> Kernel | None:
         """Our name of the kernel behind a grouped-matmul op; None for any other op."""
+        if (kernel := self.kernels.get(type(op))) is not None:
+            return kernel
         for known, kernel in self.kernels.items():
             if isinstance(op, known):
                 return kernel
@@ -110,6 +126,9 @@ class Upstream:
 
     def pass_of(self, dimension_numbers: object) -> Pass | None:
         """The pass that dimension numbers stand for."""
+        for known, pass_ in self.passes.items():
+            if dimension_numbers is known:
+                return pass_
         return self.passes.get(dimension_numbers)
 
     def cached(self, op: Any, device_kind: str, key: Any) -> Any:  # noqa: ANN401 - upstream types
@@ -149,35 +168,70 @@ class Upstream:
         flags = importlib.import_module("absl.flags").FLAGS
         return bool(flags.is_parsed() and option.flag.value)
 
-    def call_origin(self, op: object) -> CallOrigin:
-        """Where the call of a bound op comes from, as far as Python and jax know."""
-        from jax.extend import source_info_util
+    def call_origin(self) -> CallOrigin:
+        """Where the operation comes from that jax is tracing."""
+        traceback = self.current_source().traceback
+        known = self.origins.get(traceback)
+        if known is None:
+            if len(self.origins) >= _MOST_ORIGINS:
+                self.origins.clear()
+            known = self.origins[traceback] = self._origin(*traceback.raw_frames())
+        return known
 
-        traceback: Any = source_info_util.current().traceback
-        codes, offsets = traceback.raw_frames()
-        running = self._callers(op)
+    def _origin(self, codes: list[CodeType], offsets: list[int]) -> CallOrigin:
         if any(code is _CALL_ORIGIN for code in codes[:4]):
             # The running stack: jax has nothing of its own to say.
-            return CallOrigin(running, None, remembers_op=False)
+            return CallOrigin(None, remembers_op=False)
         start = next((i + 1 for i, code in enumerate(codes) if code is self.op_call), 0)
-        remembered = CallStack(codes[start:], offsets[start:])
-        return CallOrigin(running, remembered, remembers_op=start > 0)
+        return CallOrigin(CallStack(codes[start:], offsets[start:]), remembers_op=start > 0)
 
-    def _callers(self, op: object) -> CallStack | None:
-        """The Python frames outside of the op's own ``__call__``, if that is running."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is self.op_call and frame.f_locals.get("self") is op:
-                break
-            frame = frame.f_back
-        else:
+    def callers(self, op: object, most: int = sys.maxsize) -> CallStack | None:
+        """The innermost Python frames outside of the op's own ``__call__``, if that is running."""
+        running = self._running(op)
+        if running is None:
             return None
         codes: list[CodeType] = []
         offsets: list[int] = []
-        while (frame := frame.f_back) is not None:
+        frame = running.f_back
+        while frame is not None and len(codes) < most:
             codes.append(frame.f_code)
             offsets.append(frame.f_lasti)
+            frame = frame.f_back
         return CallStack(codes, offsets)
+
+    def is_running(self, op: object) -> bool:
+        """Whether the op's own ``__call__`` is on the Python stack."""
+        return self._running(op) is not None
+
+    def _running(self, op: object) -> FrameType | None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is self.op_call and frame.f_locals.get("self") is op:
+                return frame
+            frame = frame.f_back
+        return None
+
+    def call_key(self, op: object, pass_: Pass, key: Mapping[str, Any]) -> tuple[object, ...]:
+        """What the answer to a lookup of a grouped matmul depends on, equal for equal keys.
+
+        Hashing and comparing Tokamax's own key runs a dozen Python functions. This one is made of
+        what those functions compare.
+        """
+        parts: list[object] = [
+            type(op),
+            pass_,
+            getattr(op, "qdtype", None),
+            getattr(op, "num_actual_groups", None),
+        ]
+        for name, value in key.items():
+            kind = type(value)
+            if kind is self.array:
+                parts += (value.shape, value.dtype, value.vmap_axes)
+            elif kind is self.group_sizes:
+                parts += (value.value.shape, value.repr_value_or_total_size)
+            elif name != "ragged_dot_dimension_numbers":  # The pass stands for these.
+                parts.append(value)
+        return tuple(parts)
 
     def op_payloads(self, lowered: object) -> Iterator[Mapping[str, Any]]:
         """Op (with config) and arguments of each Tokamax kernel in a lowered module, as JSON.
@@ -241,6 +295,9 @@ def load() -> Upstream:
             base.RAGGED_CONTRACTING_DOT_DIM_NUMS: "drhs",
         },
         op_call=op.Op.__call__.__code__,
+        current_source=importlib.import_module("jax.extend.source_info_util").current,
+        array=importlib.import_module(_BATCHING).BatchedShapeDtype,
+        group_sizes=base.GroupSizes,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tilepolicy.context import strands
 from tilepolicy.context.layers import CallSites, LayerSizes, LayerTag
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from tilepolicy.resolve import Resolver
     from tilepolicy.session import Session
 
-__all__ = ["ActivePolicy", "policies", "tag"]
+__all__ = ["ActivePolicy", "View", "policies", "view"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,14 +45,61 @@ class ActivePolicy:
     answers: dict[object, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What is in force on a thread, in the forms that lookups need; made once per change.
+
+    Attributes:
+        payloads: what it was made of.
+        policies: the active policies, innermost first.
+        tag: the innermost layer tag, or None.
+        digests: digests of the policies, each once, innermost first. A policy that is entered
+            again inside itself changes nothing; of one that is active twice with another between,
+            only the inner counts, because lookups reach it first.
+        key: what jax keeps a trace under: the digests and the tag; empty without a policy.
+        told: decisions that the sessions of these policies were told of.
+    """
+
+    payloads: tuple[object, ...]
+    policies: tuple[ActivePolicy, ...]
+    tag: LayerTag | None
+    digests: tuple[str, ...]
+    key: tuple[str, ...]
+    told: set[object] = field(default_factory=set)
+
+
+def _view(payloads: tuple[object, ...]) -> View:
+    active = tuple(p for p in reversed(payloads) if isinstance(p, ActivePolicy))
+    tag = next((p for p in reversed(payloads) if isinstance(p, LayerTag)), None)
+    digests = tuple(dict.fromkeys(policy.digest for policy in active))
+    key = (*digests, tag.tag if tag is not None else "") if digests else ()
+    return View(payloads, active, tag, digests, key)
+
+
+class _Here(threading.local):
+    view = _view(())
+
+
+_HERE: Final = _Here()
+
+
+def view() -> View:
+    """What is in force here."""
+    payloads = strands.active()
+    if _HERE.view.payloads is not payloads:
+        _HERE.view = _view(payloads)
+    return _HERE.view
+
+
 def policies() -> tuple[ActivePolicy, ...]:
     """The active policies, innermost first."""
-    return tuple(p for p in reversed(strands.active()) if isinstance(p, ActivePolicy))
+    return view().policies
 
 
-def tag() -> LayerTag | None:
-    """The innermost layer tag, or None."""
-    for payload in reversed(strands.active()):
-        if isinstance(payload, LayerTag):
-            return payload
-    return None
+def _forget(payloads: tuple[object, ...]) -> None:
+    """Keep no scope alive that has been left."""
+    if not payloads:
+        _HERE.view = _view(payloads)
+
+
+strands.listen(_forget)

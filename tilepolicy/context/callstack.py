@@ -9,6 +9,7 @@ the innermost enclosing trace (of a scan body, of a checkpointed function) began
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections import OrderedDict
@@ -20,15 +21,23 @@ from typing import Final
 from tilepolicy.context.layers import CallSites
 from tilepolicy.settings import Layer
 
-__all__ = ["CallOrigin", "CallStack", "SiteMemory"]
+__all__ = ["MOST_FRAMES", "CallOrigin", "CallStack", "SiteMemory"]
+
+_NO_LAYER: Final[frozenset[Layer]] = frozenset()
 
 type ForwardSizes = tuple[int, int, int]
 """(m, k, n) of a forward problem."""
 
+MOST_FRAMES: Final = 64
+"""How much of a chain is kept and compared: more than jax itself keeps from 0.12 on.
+
+Two tagged calls whose chains differ only further out count as one line that serves both layers.
+"""
+
 _MOST_CHAINS: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CallStack:
     """Frames that led to a call, innermost first.
 
@@ -37,16 +46,16 @@ class CallStack:
         offsets: instruction (byte offset) that each frame is at.
     """
 
-    codes: Sequence[CodeType]
-    offsets: Sequence[int]
+    codes: list[CodeType]
+    offsets: list[int]
 
     def begins_with(self, other: CallStack) -> bool:
-        """Whether the innermost frames are those of ``other``."""
-        size = len(other.codes)
+        """Whether the innermost frames, as far as they are compared, are those of ``other``."""
+        size = min(len(other.codes), MOST_FRAMES)
         return (
             size <= len(self.codes)
-            and list(self.offsets[:size]) == list(other.offsets)
-            and all(map(_same, self.codes, other.codes))
+            and self.offsets[:size] == other.offsets[:size]
+            and all(map(operator.is_, self.codes[:size], other.codes))
         )
 
     def until(self, folder: str) -> CallStack:
@@ -73,10 +82,6 @@ class CallStack:
                 yield f"{code.co_filename}:{_line(code, offset)} in {code.co_name}"
 
 
-def _same(one: CodeType, other: CodeType) -> bool:
-    return one is other
-
-
 def _line(code: CodeType, offset: int) -> int:
     for start, end, line in code.co_lines():
         if line is not None and start <= offset < end:
@@ -84,33 +89,38 @@ def _line(code: CodeType, offset: int) -> int:
     return code.co_firstlineno
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CallOrigin:
-    """All that Python and jax know of where a bound op comes from.
+    """Where the operation comes from that jax is tracing, as far as jax says.
 
     Attributes:
-        running: the callers of the op, if its call is on the Python stack now (a first trace).
-        remembered: what jax kept for the operation that it is tracing again; None while it traces
-            Python code for the first time.
+        remembered: the callers that jax kept for an operation that it is tracing again; None
+            while it traces Python code for the first time.
         remembers_op: whether ``remembered`` are the callers of the op itself. If not, they are
             those of an operation around it: of a checkpointed function, or of a rule that calls
             the op.
     """
 
-    running: CallStack | None
     remembered: CallStack | None
     remembers_op: bool
 
-    def function_layer(self, sites: Sequence[CallSites], jax_folder: str) -> Layer | None:
+    def function_layer(
+        self, running: CallStack | None, sites: Sequence[CallSites], jax_folder: str
+    ) -> Layer | None:
         """The layer of the innermost known function that leads to the call, or None.
 
         A traceback of an operation around a re-traced op is not used: a checkpoint around the wi
         calls inside of the wo function would say wo.
+
+        Args:
+            running: the callers of the op, if its call is on the Python stack now.
+            sites: the known functions.
+            jax_folder: frames from there on are those of a transformation around the call.
         """
         if self.remembered is None:
-            return self.running.layer_of(sites) if self.running is not None else None
-        if self.running is not None:
-            direct = self.running.until(jax_folder).layer_of(sites)
+            return running.layer_of(sites) if running is not None else None
+        if running is not None:
+            direct = running.until(jax_folder).layer_of(sites)
             return direct or self.remembered.layer_of(sites)
         return self.remembered.layer_of(sites) if self.remembers_op else None
 
@@ -127,6 +137,7 @@ class SiteMemory:
         self._lock = threading.Lock()
         self._chains: OrderedDict[tuple[int, int, ForwardSizes], list[tuple[CallStack, Layer]]]
         self._chains = OrderedDict()
+        self._recalled: dict[tuple[CallStack, ForwardSizes], frozenset[Layer]] = {}
         self._ops: dict[int, tuple[weakref.ref[object], set[Layer]]] = {}
 
     def remember(self, callers: CallStack, sizes: ForwardSizes, layer: Layer) -> None:
@@ -137,8 +148,10 @@ class SiteMemory:
             self._chains.move_to_end(key)
             if not any(said == layer and callers.begins_with(kept) for kept, said in known):
                 known.append((callers, layer))
+                self._recalled.clear()
             if len(self._chains) > _MOST_CHAINS:
                 self._chains.popitem(last=False)
+                self._recalled.clear()
 
     def knows_chains(self) -> bool:
         """Whether any call was ever tagged: else there is no stack to capture."""
@@ -146,12 +159,19 @@ class SiteMemory:
 
     def recall(self, callers: CallStack, sizes: ForwardSizes) -> frozenset[Layer]:
         """The layers that tags gave to this chain and these sizes: two when it serves both."""
+        asked = (callers, sizes)
+        if (found := self._recalled.get(asked)) is not None:
+            return found
         if not callers.codes:
             return frozenset()
         key = (id(callers.codes[0]), callers.offsets[0], sizes)
         with self._lock:
             known = self._chains.get(key, ())
-            return frozenset(layer for kept, layer in known if kept.begins_with(callers))
+            found = frozenset(layer for kept, layer in known if kept.begins_with(callers))
+            if len(self._recalled) >= _MOST_CHAINS:
+                self._recalled.clear()
+            self._recalled[asked] = found
+        return found
 
     def remember_op(self, op: object, layer: Layer) -> None:
         """Keep the layer of a bound op; an op that serves both layers tells nothing."""
@@ -164,11 +184,11 @@ class SiteMemory:
 
     def recall_op(self, op: object) -> frozenset[Layer]:
         """The layers of the calls that this bound op was made for."""
+        known = self._ops.get(id(op))
+        if known is None:
+            return _NO_LAYER
         with self._lock:
-            known = self._ops.get(id(op))
-            if known is None or known[0]() is not op:
-                return frozenset()
-            return frozenset(known[1])
+            return frozenset(known[1]) if known[0]() is op else _NO_LAYER
 
     def _forget(self, identity: int) -> Callable[[object], None]:
         def forget(_: object) -> None:

@@ -15,13 +15,11 @@ Importing this module imports jax; nothing of the core does so before a scope is
 from __future__ import annotations
 
 import threading
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import jax
 
-from tilepolicy.context import strands
-from tilepolicy.context.active import ActivePolicy
-from tilepolicy.context.layers import LayerTag
+from tilepolicy.context import active, strands
 from tilepolicy.errors import Problem, ScopeError
 
 __all__ = ["check", "key"]
@@ -43,25 +41,8 @@ _HERE: Final = _Here()
 
 
 def key() -> Key:
-    """The key of what is active here; empty without a policy.
-
-    A policy that is entered again inside itself changes nothing; of a policy that is active twice
-    with another between, only the inner one counts, because lookups reach it first.
-    """
-    return _key(strands.active())
-
-
-def _key(payloads: tuple[object, ...]) -> Key:
-    digests: dict[str, None] = {}
-    tag = ""
-    for payload in reversed(payloads):
-        if isinstance(payload, ActivePolicy):
-            digests.setdefault(payload.digest)
-        elif not tag and isinstance(payload, LayerTag):
-            tag = payload.tag
-    if not digests:
-        return _UNSCOPED
-    return (*digests, tag)
+    """The key of what is active here; empty without a policy."""
+    return active.view().key
 
 
 def check() -> Key:
@@ -71,8 +52,7 @@ def check() -> Key:
         ScopeError: it does not; only a scope that another thread closed can bring this about.
     """
     here = key()
-    theirs = cast("Key", _CONTEXT.value)
-    if here != theirs:
+    if here != _CONTEXT.value:
         raise ScopeError(
             Problem(
                 code="scope-changed-elsewhere",
@@ -84,7 +64,8 @@ def check() -> Key:
 
 
 def _follow(payloads: tuple[object, ...]) -> None:
-    wanted = _key(payloads)
+    del payloads
+    wanted = key()
     if wanted != _UNSCOPED:
         context = _CONTEXT(wanted)
         context.__enter__()

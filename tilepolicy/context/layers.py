@@ -40,6 +40,11 @@ class LayerTag:
 class CallSites:
     """Functions whose calls tell the layer: the innermost one on the stack decides.
 
+    ::
+
+        sites = tilepolicy.CallSites(wi=("expert_in",), wo=("expert_out",), file="model/moe.py")
+        with tilepolicy.apply(policy, call_sites=[sites]): ...
+
     Attributes:
         wi: names of functions that call (or lead to) the wi matmuls.
         wo: names of functions that call the wo matmul; they may contain the wi functions.
@@ -63,8 +68,8 @@ class CallSites:
         return found if path.endswith(self.file) else None
 
 
-# Seen in MaxText 0.2.4 and 0.2.5: ``_moe_body`` calls ``gmm_up`` for both wi matmuls and makes the
-# wo call itself. tests/apply holds the names against the installed release.
+# Read in MaxText 0.2.4 and 0.2.5: ``_moe_body`` calls ``gmm_up`` for both wi matmuls and makes the
+# wo call itself. tests/apply/test_call_sites.py holds that against the installed release.
 MAXTEXT_CALL_SITES: Final = CallSites(
     wi=("gmm_up",), wo=("_moe_body",), file="maxtext/layers/moe.py"
 )
@@ -133,7 +138,7 @@ def layer(name: str) -> Iterator[None]:
     The backward pass is traced long after this scope has been left. It is recognised by the chain
     of calls that led to the forward call, which jax keeps for it. One line that serves both layers
     with equal shapes (a loop over ``("wi", "wo")``) cannot be told apart that way: the backward
-    pass then fails and asks for :func:`tilepolicy.adapters.tokamax.ragged_dot`, whose op carries
+    pass then fails and asks for :func:`tilepolicy.adapters.tokamax.ragged_dot_op`, whose op carries
     the layer itself.
 
     Seen by the calling thread or task only, like :func:`tilepolicy.apply`. Inside an active
