@@ -6,8 +6,8 @@ Measures the installed MaxText (0.2.4 or 0.2.5) on an unrolled model; ``--also``
 another environment to measure too (``scripts/maxtext_versions.py`` makes both). The kernels are
 replaced by functions that hand their arrays back, so that a step is nothing but what the host does:
 reading the state out of the model, dispatch, writing it back, bookkeeping. Plain and policy take
-turns in blocks on the same engine; each figure is the median over the steps of all blocks, in CPU
-time of this one thread, so that other work on the machine does not count.
+turns in blocks on the same engine, in alternating order; each figure is the median over the steps
+of all blocks, in CPU time of this one thread, so that other work on the machine does not count.
 
 ``split`` is what it costs to get the state as arrays: ``nnx.split`` in plain 0.2.4; under the
 policy the checks, and what is kept after each ``nnx.update``.
@@ -138,8 +138,9 @@ def measure(layers: int) -> dict[str, Foreign]:
     times: dict[str, list[float]] = {name: [] for name in ("plain", "policy")}
     splits: dict[str, list[float]] = {name: [] for name in times}
     notes: dict[str, str] = {}
-    for _ in range(BLOCKS):
-        for name in times:
+    for block in range(BLOCKS):
+        # Whatever drifts from block to block meets both: the order is turned round each time.
+        for name in sorted(times, reverse=block % 2 == 1):
             scope = tilepolicy.apply(policy) if name == "policy" else nullcontext()
             with scope as session:
                 _block(made, module, inner, times[name], splits[name])
