@@ -8,7 +8,7 @@ that the compiled kernels carry, how many kernels those are, and how many lookup
 ``head`` compiles a train step for v6e-8 (FSDP 8, 8 tiles, V = 131072) with MaxText's own loss and
 with tilepolicy's, and prints all-gathers of the output head and temporary memory. Needs the extras
 ``maxtext`` and ``verify``; no TPU. The command lines are those of the tests
-(``tests/maxtext/jobs.py``). On two cores: losses 4, tiles 8, head 6 minutes.
+(``tests/maxtext/jobs.py``). Losses takes minutes, the others a quarter of an hour or more.
 """
 
 from __future__ import annotations
