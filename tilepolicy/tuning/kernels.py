@@ -1,11 +1,12 @@
 """The grouped-matmul kernels as functions of arrays, in the form in which a train step calls them.
 
 jax, tokamax and MaxText are imported on demand: only the compiler's child process calls these.
-All names used here are public ones of tokamax (``tokamax.ops.tpu``) and MaxText
-(``maxtext.kernels.megablox``). The calls follow ``gmm`` in ``layers/moe.py`` and
-``kernels/megablox/ops.py`` of MaxText 0.2.5: default precision, results in the activations' type
-(weight gradients in the weights'), gradients through ``jax.vjp`` where the kernel's own rule
-chooses the operands' layout.
+Tokamax's op classes come from :mod:`tilepolicy.adapters.tokamax_upstream`, which finds them in
+every release that it knows and else names what is missing: the public ``tokamax.ops.tpu`` exists
+only from 0.0.17 on. MaxText's names are public ones (``maxtext.kernels.megablox``). The calls
+follow ``gmm`` in ``layers/moe.py`` and ``kernels/megablox/ops.py`` of MaxText 0.2.5: default
+precision, results in the activations' type (weight gradients in the weights'), gradients through
+``jax.vjp`` where the kernel's own rule chooses the operands' layout.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tilepolicy.axes import Kernel
 from tilepolicy.errors import MissingLibraryError, Problem
 from tilepolicy.settings import Pass
 from tilepolicy.tuning.sites import Backend, GmmTile
@@ -114,17 +116,17 @@ def _through_vjp(gmm: _Gmm, pass_: Pass) -> Callable[..., _Array]:
 def _tokamax_v1(pass_: Pass, tile: GmmTile | None, options: KernelOptions) -> Callable[..., _Array]:
     """The v1 op; its explicit config covers one call only, so a pass is called by itself."""
     import jax
-    from tokamax.ops import tpu
 
+    ragged_dot = _op_class("tokamax_v1")
     if tile is None:
-        return _through_vjp(_plain(tpu.RaggedDot()), pass_)
-    config = tpu.RaggedDotConfig(
+        return _through_vjp(_plain(ragged_dot()), pass_)
+    config = ragged_dot.config_cls(
         tile_m=tile.m,
         tile_k=tile.k,
         tile_n=tile.n,
         **options.given("input_buffer_count", "combine_scopes"),
     )
-    op = tpu.RaggedDot(config=config)
+    op = ragged_dot(config=config)
     if pass_ == "fwd":
         return _through_vjp(_plain(op), "fwd")
     # The calls that the op's own backward rule makes (``vjp`` in tokamax's ragged_dot/base.py).
@@ -151,16 +153,21 @@ def _tokamax_v1(pass_: Pass, tile: GmmTile | None, options: KernelOptions) -> Ca
 
 
 def _tokamax_v2(pass_: Pass, tile: GmmTile | None, options: KernelOptions) -> _Gmm:
-    from tokamax.ops import tpu
-
+    ragged_dot = _op_class("tokamax_v2")
     if tile is None:
-        return _plain(tpu.V2RaggedDot())
+        return _plain(ragged_dot())
     tile_m, tile_k, tile_n = tile.walk(pass_)
-    config = tpu.V2RaggedDotConfig(
+    config = ragged_dot.config_cls(
         tile_m=tile_m, tile_k=tile_k, tile_n=tile_n, **options.given("bucket_base")
     )
     field = {"fwd": "config", "dlhs": "dlhs_config", "drhs": "drhs_config"}[pass_]
-    return _plain(tpu.V2RaggedDot(**{field: config}))
+    return _plain(ragged_dot(**{field: config}))
+
+
+def _op_class(kernel: Kernel) -> Any:  # noqa: ANN401 - upstream class
+    from tilepolicy.adapters import tokamax_upstream
+
+    return tokamax_upstream.load().op_class(kernel)
 
 
 def _plain(op: Callable[..., _Array]) -> _Gmm:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilepolicy.adapters import tokamax_upstream
 from tilepolicy.errors import Problem, VerifyError
 from tilepolicy.settings import Pass
 from tilepolicy.tuning.sites import GmmTile
@@ -73,7 +74,7 @@ def measure(
     """
     jax: Any = importlib.import_module("jax")
     tokamax: Any = importlib.import_module("tokamax")
-    tpu_ops: Any = importlib.import_module("tokamax.ops.tpu")
+    upstream = tokamax_upstream.load()
     gmm = site.item.site
     if gmm.backend not in ("tokamax_v1", "tokamax_v2") or not shortlist:
         return {}
@@ -87,15 +88,14 @@ def measure(
     left, right = gmm.dtype, gmm.dtype if gmm.pass_ == "drhs" else gmm.weights
     sizes = jax.ShapeDtypeStruct((gmm.num_groups,), "int32")
     if gmm.backend == "tokamax_v1":
-        op = tpu_ops.RaggedDot()
+        op: Any = upstream.op_class("tokamax_v1")()
         configs = {
-            tpu_ops.RaggedDotConfig(tile_m=tile.m, tile_k=tile.k, tile_n=tile.n): tile
-            for tile in shortlist
+            op.config_cls(tile_m=tile.m, tile_k=tile.k, tile_n=tile.n): tile for tile in shortlist
         }
     else:
-        op = tpu_ops.V2RaggedDot(num_actual_groups=gmm.num_groups)
+        op = upstream.op_class("tokamax_v2")(num_actual_groups=gmm.num_groups)
         configs = {
-            tpu_ops.V2RaggedDotConfig(tile_m=m, tile_k=k, tile_n=n): tile
+            op.config_cls(tile_m=m, tile_k=k, tile_n=n): tile
             for tile in shortlist
             for m, k, n in (tile.walk(gmm.pass_),)
         }
