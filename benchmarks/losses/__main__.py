@@ -169,6 +169,7 @@ def _time(arguments: argparse.Namespace) -> list[Row]:
                     "loss": name,
                     "median s": f"{sorted(found.whole)[len(found.whole) // 2]:.3f}",
                     "ratio to optax": f"{measure.paired_ratio(found.whole, seen[base].whole):.2f}",
+                    "of processor time": f"{measure.paired_ratio(found.cpu, seen[base].cpu):.2f}",
                     "launch ms": f"{1e3 * sorted(found.launch)[len(found.launch) // 2]:.2f}",
                     "rounds": len(found.whole),
                 }

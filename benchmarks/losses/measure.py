@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -114,31 +115,42 @@ def _memory(compiled: jax.stages.Compiled) -> Memory:
 
 @dataclass
 class Times:
-    """Seconds of each round: until the result is there, and until the call returned."""
+    """Seconds of each round.
 
-    whole: list[float]
-    launch: list[float]
+    Attributes:
+        whole: until the result is there.
+        launch: until the call returned.
+        cpu: of all processors together, which other work on the machine changes less.
+    """
+
+    whole: list[float] = field(default_factory=list)
+    launch: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
 
 
 def times(losses: dict[str, Loss], point: Point, rounds: int) -> dict[str, Times]:
-    """Runs all losses in turn, ``rounds`` times, after one round that is not counted.
+    """Runs all losses in turn, ``rounds`` times, after round 0, which is not counted.
 
     Taking turns lets a slow moment of the machine fall on all of them alike; ratios are formed
     within a round.
     """
     arrays = inputs(point)
     compiled = {name: jax.jit(step(loss)).lower(*arrays).compile() for name, loss in losses.items()}
-    seen = {name: Times([], []) for name in losses}
+    seen = {name: Times() for name in losses}
     for number in range(rounds + 1):
         for name, function in compiled.items():
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             result = function(*arrays)
             launched = time.perf_counter()
             jax.block_until_ready(result)
+            whole, cpu = time.perf_counter() - start, time.process_time() - busy
             del result
+            line = f"{point} round {number} {name}: {whole:.2f} s, processors {cpu:.2f} s"
+            print(line, file=sys.stderr, flush=True)
             if number:
-                seen[name].whole.append(time.perf_counter() - start)
+                seen[name].whole.append(whole)
                 seen[name].launch.append(launched - start)
+                seen[name].cpu.append(cpu)
     return seen
 
 
