@@ -31,6 +31,7 @@ TESTS = (
     "tests/apply/test_session.py",
     "tests/apply/test_session_readback.py",
     "tests/apply/test_numerics.py",
+    "tests/apply/test_releases.py",
 )
 
 
