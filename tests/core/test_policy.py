@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import os
 import sys
 import types
@@ -456,3 +457,20 @@ def test_names_and_paths_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     assert locate("maxtext-default").resource is not None
     with pytest.raises(PolicyError, match=r"there is no file \./maxtext-default"):
         locate("./maxtext-default")
+
+
+def test_a_load_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
+    """On stays on, off stays off, also after an error."""
+    broken = tmp_path / "broken.yml"
+    broken.write_text("version: 2\n")
+    for setting in (gc.enable, gc.disable):
+        setting()
+        try:
+            before = gc.isenabled()
+            policy.load("maxtext-default")
+            assert gc.isenabled() is before
+            with pytest.raises(PolicyError):
+                policy.load(broken)
+            assert gc.isenabled() is before
+        finally:
+            gc.enable()
