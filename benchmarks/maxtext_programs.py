@@ -6,8 +6,8 @@
 difference. ``tiles`` compiles train steps for v6e-4 and prints, for each layer and pass, the tile
 that the compiled kernels carry, how many kernels those are, and how many lookups the report counts.
 ``head`` compiles a train step for v6e-8 (FSDP 8, 8 tiles, V = 131072, D = 1024) with MaxText's
-own loss and with tilepolicy's, and prints all-gathers of the output head and temporary memory. Needs the extras
-``maxtext`` and ``verify``; no TPU. The command lines are those of the tests
+own loss and with tilepolicy's, and prints all-gathers of the output head and temporary memory.
+Needs the extras ``maxtext`` and ``verify``; no TPU. The command lines are those of the tests
 (``tests/maxtext/jobs.py``). Losses takes minutes, the others a quarter of an hour or more.
 """
 
