@@ -79,7 +79,7 @@ def show_head(folder: Path) -> None:
     for name, found in results.items():
         loss, once = name.split("-")
         hlo = (folder / f"{name}.hlo").read_text()
-        gathers = jobs.head_gathers(hlo, 2048, 131072, 8)
+        gathers = jobs.head_gathers(hlo, jobs.LARGE_EMBED, jobs.LARGE_VOCAB, 8)
         memory = f"{found['temp_bytes'] / MIB:.0f} MiB temporary"
         print(f"{loss:9} ag_once={once:5} {gathers:2} head gathers a step, {memory}")
 

@@ -45,7 +45,8 @@ _SMALL_LAYER = (
     "max_target_length=1024 per_device_batch_size=1"
 )
 SMALL_HEAD: Final = f"vocab_size=16384 base_emb_dim=512 {_SMALL_LAYER}"
-LARGE_HEAD: Final = f"vocab_size=131072 base_emb_dim=1024 {_SMALL_LAYER}"
+LARGE_VOCAB, LARGE_EMBED = 131072, 1024
+LARGE_HEAD: Final = f"vocab_size={LARGE_VOCAB} base_emb_dim={LARGE_EMBED} {_SMALL_LAYER}"
 
 _ONE_LAYER = "override_model_config=True vocab_size=4096 compile_topology=v6e-4 "
 _TOKAMAX = (
