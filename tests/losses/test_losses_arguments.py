@@ -155,7 +155,7 @@ def test_a_head_function_is_checked(
 def test_the_adaptive_loss_explains_wrong_arguments() -> None:
     """What is no loaded policy, no tile and no head is refused with the remedy."""
     with pytest.raises(TypeError, match=r"policy must be what tilepolicy[.]load returns, .*a.yml"):
-        make_adaptive_sparse_cross_entropy("a.yml")  # type: ignore[arg-type]
+        make_adaptive_sparse_cross_entropy("a.yml")  # type: ignore[arg-type]  # the mistake itself
     with pytest.raises(ValueError, match="vocab_tile must be at least 1, got 0"):
         make_adaptive_sparse_cross_entropy(vocab_tile=0)
     with pytest.raises(ValueError, match=r"an untied head has shape \(D, V\) .* got \(8,\)"):
