@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from losses_cases import close, examples
 from losses_reference import solve_logits
 
 from tilepolicy.losses import sparse_cross_entropy_with_logits
+from tilepolicy.losses.arithmetic import LogSumExp
 
 LOGITS = ["normal", "huge", "masked columns", "constant"]
 
@@ -106,9 +109,36 @@ def test_a_label_out_of_range_leaves_the_z_loss_only() -> None:
     np.testing.assert_array_equal(without[:2], np.zeros((2, 3)))
 
 
-def test_the_backward_pass_keeps_neither_one_hot_nor_exponentials() -> None:
-    """The only residual of the logits' size is the logits themselves."""
+def test_the_backward_pass_keeps_one_array_of_the_logits_size() -> None:
+    """The logits, or their exponentials in place of them; no one-hot."""
     logits, labels = jnp.zeros((8, 128)), jnp.zeros(8, jnp.int32)
     _, transpose = jax.vjp(lambda x: sparse_cross_entropy_with_logits(x, labels), logits)
     large = [leaf for leaf in jax.tree.leaves(transpose) if leaf.size >= logits.size]
     assert len(large) == 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_cpu_computes_each_exponential_once_and_a_tpu_keeps_the_logits(dtype: type) -> None:
+    """Float32 exponentials of bfloat16 logits would be twice as large, and are not kept."""
+    size = (64, 4096)
+
+    def gradient(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: sparse_cross_entropy_with_logits(x, labels)[0].sum())(logits)
+
+    arguments = jax.ShapeDtypeStruct(size, dtype), jax.ShapeDtypeStruct(size[:1], jnp.int32)
+    traced = jax.jit(gradient).trace(*arguments)
+    compiled = traced.lower(lowering_platforms=("cpu",)).compile()
+    exponentials = re.findall(r"= f32\[64,4096\]\S* exponential\(", compiled.as_text())
+    assert len(exponentials) == (1 if dtype == jnp.float32 else 2)
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.01 * 4 * math.prod(size)
+    for_tpu = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert len(re.findall(r"stablehlo.exponential .*64x4096", for_tpu)) == 2
+
+
+@pytest.mark.parametrize("kind", LOGITS)
+def test_the_softmax_of_what_is_kept_is_the_softmax(kind: str) -> None:
+    """Whatever the platform keeps."""
+    logits = jnp.asarray(make_logits(kind, np.random.default_rng(0), (5, 33)))
+    logits = logits.at[4].set(-jnp.inf)
+    lse = LogSumExp.of(logits)
+    np.testing.assert_allclose(lse.softmax_of_kept(lse.kept(logits)), lse.softmax(logits), 3e-6)

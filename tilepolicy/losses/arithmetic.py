@@ -23,6 +23,7 @@ from typing import NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 __all__ = [
@@ -58,13 +59,48 @@ class LogSumExp(NamedTuple):
         """The log-sum-exp over the last axis of ``logits``, shape ``(..., V)``."""
         dtype = accumulation_dtype(logits.dtype)
         shift = finite_or_zero(jnp.max(logits, axis=-1, keepdims=True).astype(dtype))
-        total = jnp.sum(jnp.exp(logits.astype(dtype) - shift), axis=-1, keepdims=True)
+        total = jnp.sum(_exponentials(logits, shift), axis=-1, keepdims=True)
         return cls(shift, jnp.log(total))
 
     @property
     def value(self) -> jax.Array:
         """``log Σ exp(x)``, shape ``(..., 1)``."""
         return self.shift + self.log_sum
+
+    def softmax(self, logits: jax.Array) -> jax.Array:
+        """The softmax of ``logits``, or of a tile of them, in the accumulation dtype."""
+        return jnp.exp(logits.astype(self.shift.dtype) - self.shift - self._scale)
+
+    def kept(self, logits: jax.Array) -> jax.Array:
+        """What of ``logits`` to keep until their cotangent is formed; shape and dtype of them.
+
+        On a CPU the exponential is what an entry costs, and those of the sum are kept in place of
+        the logits, if they are no larger. Elsewhere memory traffic is, and one write less counts.
+        """
+        if logits.dtype != self.shift.dtype:
+            return logits
+        kept: jax.Array = lax.platform_dependent(
+            logits, self.shift, cpu=_exponentials, default=lambda logits, _: logits
+        )
+        return kept
+
+    def softmax_of_kept(self, kept: jax.Array) -> jax.Array:
+        """:meth:`softmax` from what :meth:`kept` gave."""
+        if kept.dtype != self.shift.dtype:
+            return self.softmax(kept)
+        softmax: jax.Array = lax.platform_dependent(
+            kept, cpu=lambda exps: exps * jnp.exp(-self._scale), default=self.softmax
+        )
+        return softmax
+
+    @property
+    def _scale(self) -> jax.Array:
+        """``log_sum``, or 0 where no logit was finite and every exponential is 0."""
+        return finite_or_zero(self.log_sum)
+
+
+def _exponentials(logits: jax.Array, shift: jax.Array) -> jax.Array:
+    return jnp.exp(logits.astype(shift.dtype) - shift)
 
 
 def finite_or_zero(values: jax.Array) -> jax.Array:
@@ -170,7 +206,7 @@ def token_losses(
 
 
 def logit_cotangent(
-    logits: jax.Array,
+    softmax: jax.Array,
     lse: LogSumExp,
     labels: jax.Array,
     valid: jax.Array,
@@ -181,9 +217,9 @@ def logit_cotangent(
     """The cotangent of ``logits``: one elementwise expression, nothing of its size is held.
 
     Args:
-        logits: ``(..., V)``, or a tile of the vocabulary.
+        softmax: ``(..., V)``, or a tile of the vocabulary.
         lse: log-sum-exp of each token over the whole vocabulary.
-        labels: ``(...,)``, relative to the first column of ``logits``.
+        labels: ``(...,)``, relative to the first column of ``softmax``.
         valid: whether the label is an entry of the whole vocabulary; shape ``(...,)``.
         loss_cotangent: of each token's loss; shape ``(...,)``.
         z_cotangent: of each token's z-loss term, or None for zero.
@@ -198,8 +234,7 @@ def logit_cotangent(
     if z_loss != 0.0:
         both = loss_cotangent if z_cotangent is None else loss_cotangent + z_cotangent
         of_softmax = of_label + both[..., None] * (2 * z_loss) * finite_or_zero(lse.value)
-    softmax = jnp.exp(logits.astype(dtype) - lse.shift - finite_or_zero(lse.log_sum))
-    columns = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    columns = lax.broadcasted_iota(labels.dtype, softmax.shape, softmax.ndim - 1)
     return of_softmax * softmax - jnp.where(columns == labels[..., None], of_label, 0)
 
 

@@ -198,7 +198,8 @@ def _one_chunk(
         return ChunkSums(*sums, token_losses=kept)
     factors = weights.astype(losses[0].dtype)
     of_loss, of_z = (jnp.zeros_like(factors), factors) if of_z_loss else (factors, None)
-    cotangent = logit_cotangent(logits, lse, labels, valid, of_loss, of_z, plan.z_loss)
+    softmax = lse.softmax_of_kept(lse.kept(logits))
+    cotangent = logit_cotangent(softmax, lse, labels, valid, of_loss, of_z, plan.z_loss)
     of_params, of_hidden = pullback(cotangent.astype(logits.dtype), of_params)
     if of_hidden is not None:
         of_hidden = plan.on_tokens(of_hidden.astype(hidden.dtype))

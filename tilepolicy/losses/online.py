@@ -181,7 +181,7 @@ class _Token(NamedTuple):
         """Cotangent of a tile of logits, all shares side by side in its last axis."""
         axis = logits.ndim - 1
         cotangent = logit_cotangent(
-            plan.shares(logits, axis),
+            self.lse.softmax(plan.shares(logits, axis)),
             self.lse,
             self.labels - start,
             self.valid,
