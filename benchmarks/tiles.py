@@ -18,15 +18,15 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from tilepolicy.axes import GmmShape, layer_facts
 from tilepolicy.formats.model_sites import model_sites
+from tilepolicy.formats.refused import RefusedTiles
+from tilepolicy.formats.tokamax_cache import shipped_caches
 from tilepolicy.formats.tpu_tables import CACHES, NEAREST, Measured, device_tables, read_measured
 from tilepolicy.match.rules import Found, Table
 from tilepolicy.match.rules import Measured as Point
@@ -40,6 +40,7 @@ from tilepolicy.tuning.kernels import KernelOptions
 from tilepolicy.tuning.sites import GmmTile, Site
 from tilepolicy.tuning.tpus import TPUS
 
+REFUSED = Path(__file__).resolve().parent.parent / "scripts" / "refused_tiles.json"
 WITHIN = 1.1
 MOST_CANDIDATES = 12
 REACHES = tuple(
@@ -181,11 +182,12 @@ def hidden_tables(
     Yields:
         The hidden winners; layer and pass to the points and the row multiple that is asked for.
     """
+    refused = RefusedTiles.read(REFUSED)
     for shape in sorted({one.shape for one in winners}, key=lambda s: (s.k, s.n, s.g, s.m)):
         hidden = [one for one in winners if one.shape == shape]
         others = [one for one in winners if one.shape != shape]
         tables = {}
-        for table in device_tables(device, others, sites, "others"):
+        for table in device_tables(device, others, sites, "others", refused):
             key = (str(table.when["layer"]), str(table.when["pass"]))
             points = tuple(Point(p.at, p.tile, p.source) for p in table.points)
             tables[key] = (points, int(str(table.when["batch_seq"]).removeprefix("%")))
@@ -432,11 +434,7 @@ def measure(
         ask: compile what the journal does not have: of the tables, or also of ``tune``.
         jobs: compiles at a time.
     """
-    spec = find_spec("tokamax")
-    if spec is None or not spec.submodule_search_locations:
-        sys.exit("tokamax is not installed: pip install 'tilepolicy[tokamax]'")
-    data = Path(spec.submodule_search_locations[0]) / "data" / "autotuning"
-    sites = model_sites()
+    data, sites = shipped_caches(), model_sites()
     with Journal(journal) as kept:
         compiler = Compiler(jobs=jobs, timeout_seconds=600.0, journal=kept) if journal else None
         verdicts = Verdicts(compiler, ask)

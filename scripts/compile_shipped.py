@@ -5,7 +5,12 @@ Usage: ``python scripts/compile_shipped.py --journal FILE [--device v6e] [--jobs
 The calls are the measured ones and those of MaxText's MoE models, as both layers, in all passes;
 each kernel is compiled once. The journal holds the verdicts as JSON lines: an interrupted run
 goes on where it stopped. Takes hours on two cores. Prints a summary as Markdown; the exit code is
-1 if a tile does not compile, or a call gets none.
+1 if a tile does not compile, or a call gets none. Calls whose operands do not fit into a device's
+HBM are counted and left out.
+
+With ``--keep-refused`` the tiles that exceed VMEM are added to ``scripts/refused_tiles.json``,
+which ``scripts/make_tpu_policies.py`` reads: write the policies anew and run this again until all
+compile.
 """
 
 from __future__ import annotations
@@ -21,14 +26,19 @@ from pathlib import Path
 from tilepolicy import policy
 from tilepolicy.axes import GmmShape, layer_facts
 from tilepolicy.formats.model_sites import model_sites
-from tilepolicy.formats.tpu_tables import CACHES
+from tilepolicy.formats.refused import RefusedTiles
+from tilepolicy.formats.tokamax_cache import shipped_caches
+from tilepolicy.formats.tpu_tables import CACHES, has_room, read_measured
 from tilepolicy.resolution import FactValue
 from tilepolicy.settings import LAYERS, PASSES, Layer, Pass
 from tilepolicy.tuning.batch import Compiler
 from tilepolicy.tuning.compiler import CompileRequest, CompileVerdict
-from tilepolicy.tuning.journal import Journal
+from tilepolicy.tuning.journal import Journal, library_versions
 from tilepolicy.tuning.kernels import KernelOptions
 from tilepolicy.tuning.sites import GmmTile, Site
+from tilepolicy.tuning.tpus import TPUS
+
+REFUSED = Path(__file__).resolve().parent / "refused_tiles.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +68,13 @@ def shipped(device: str) -> policy.Policy:
 
 def calls(device: str) -> Iterator[Call]:
     """Every call of a device that the policies should serve: measured ones, then the models'."""
-    for rule in shipped(device).document.gmm.rules:
-        conditions = dict(rule.when)
-        layer, pass_ = str(conditions["layer"]), str(conditions["pass"])
-        for point in rule.table.points if rule.table is not None else ():
-            if not (point.source or "").startswith("chosen"):
-                yield Call(device, layer, pass_, _shape(point.at, layer), "measured")  # type: ignore[arg-type]  # the generator's own values
+    for layer in LAYERS:
+        for one in read_measured(shipped_caches(), device):
+            yield Call(device, layer, one.pass_, one.shape, "measured")
     for layer, shapes in model_sites().items():
         for shape in sorted(shapes, key=lambda s: (s.m, s.k, s.n, s.g)):
             for pass_ in PASSES:
                 yield Call(device, layer, pass_, shape, "model")
-
-
-def _shape(at: Mapping[str, int], layer: str) -> GmmShape:
-    embed, mlp = at["embed_dim"], at["mlp_dim"]
-    k, n = (embed, mlp) if layer == LAYERS[0] else (mlp, embed)
-    return GmmShape(at["batch_seq"], k, n, at["num_groups"])
 
 
 def request_of(call: Call) -> CompileRequest | None:
@@ -104,21 +105,23 @@ def request_of(call: Call) -> CompileRequest | None:
 
 
 def summary(
-    asked: Mapping[Call, CompileRequest | None], found: Mapping[str, CompileVerdict]
+    asked: Mapping[Call, CompileRequest | None],
+    found: Mapping[str, CompileVerdict],
+    without_room: Mapping[str, int],
 ) -> str:
     """Markdown: calls, kernels and how many compiled, by device."""
     lines = [
-        "| device | calls | served | kernels | compiled | failed |",
-        "|---|---|---|---|---|---|",
+        "| device | calls | no room in HBM | served | kernels | compiled | failed |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for device in CACHES:
+    for device, left_out in without_room.items():
         mine = {call: request for call, request in asked.items() if call.device == device}
         requests = {r.identity for r in mine.values() if r is not None}
         verdicts = [found[identity] for identity in requests if identity in found]
         fits = sum(verdict.fits for verdict in verdicts)
         served = sum(request is not None for request in mine.values())
         lines.append(
-            f"| {device} | {len(mine)} | {served} | {len(requests)} | {fits} "
+            f"| {device} | {len(mine)} | {left_out} | {served} | {len(requests)} | {fits} "
             f"| {len(verdicts) - fits} |"
         )
     return "\n".join(lines)
@@ -159,9 +162,17 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one compile")
     parser.add_argument("--sample", type=int, help="compile only so many kernels")
+    parser.add_argument(
+        "--keep-refused", action="store_true", help=f"add what exceeds VMEM to {REFUSED.name}"
+    )
     options = parser.parse_args()
     devices = options.device or list(CACHES)
-    asked = {call: request_of(call) for device in devices for call in calls(device)}
+    every = {device: list(calls(device)) for device in devices}
+    fitting = {
+        device: [call for call in mine if has_room(call.shape, TPUS[device])]
+        for device, mine in every.items()
+    }
+    asked = {call: request_of(call) for mine in fitting.values() for call in mine}
     wanted = _in_turn([r for r in asked.values() if r is not None])
     with Journal(options.journal) as journal:
         compiler = Compiler(
@@ -171,7 +182,10 @@ def main() -> int:
             progress=_progress,
         )
         found = compiler.verdicts(_sampled(wanted, options.sample))
-    print(summary(asked, found))
+    print(summary(asked, found, {d: len(every[d]) - len(fitting[d]) for d in devices}))
+    if options.keep_refused:
+        kept = RefusedTiles.read(REFUSED).with_verdicts(found.values())
+        kept.write(REFUSED, library_versions())
     for verdict in found.values():
         if not verdict.fits:
             request = verdict.request

@@ -15,10 +15,9 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
 from tilepolicy.axes import GmmShape
+from tilepolicy.formats.tokamax_cache import shipped_caches
 from tilepolicy.formats.tpu_tables import Measured, read_measured
 from tilepolicy.settings import Pass
 from tilepolicy.tuning.candidates import candidate_tiles, rank
@@ -60,11 +59,7 @@ def quality(device: str, *, every: int = 1) -> Quality:
         device: policy name.
         every: look at each n-th shape only.
     """
-    spec = find_spec("tokamax")
-    if spec is None or spec.origin is None:
-        raise SystemExit("tokamax is not installed")
-    data = Path(spec.origin).parent / "data" / "autotuning"
-    measured = read_measured(data, device)[::every]
+    measured = read_measured(shipped_caches(), device)[::every]
     chip = TPUS[device]
     ratios = [_first_ratio(entry, chip) for entry in measured]
     times = [grid_seconds(e.shape, e.pass_, e.tile, chip) for e in measured]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +16,16 @@ from pathlib import Path
 from tilepolicy.axes import GmmShape
 from tilepolicy.formats.model_sites import BATCHES, EXPERT_SHARDS, LENGTH, MODELS, model_sites
 from tilepolicy.formats.policies import GmmTable, table_lines
+from tilepolicy.formats.refused import RefusedTiles
+from tilepolicy.formats.tokamax_cache import shipped_caches
 from tilepolicy.formats.tpu_tables import CACHES, REACH, device_tables, read_measured
 from tilepolicy.formats.yamltext import comment
 from tilepolicy.settings import Layer
 
 POLICIES = Path(__file__).resolve().parent.parent / "policies"
+
+REFUSED = Path(__file__).resolve().parent / "refused_tiles.json"
+"""Written by scripts/compile_shipped.py."""
 
 MODELINE = "# yaml-language-server: $schema=../schemas/policy.schema.json\n"
 
@@ -38,8 +42,10 @@ Each entry serves wi with embed = k, mlp = n, and wo with mlp = k, embed = n.
 Chosen points ("chosen: ..."): nobody measured these calls. They have one of the tiles measured on
 this device: the cheapest by the cost formula among those of the same pass and of shapes (m x k x n
 in g groups) within {reach:g} octave; where none is that near, among all of the pass and of its
-mirror image (fwd of m x k x n and dlhs of m x n x k walk the same grid). The calls are other rows
-on measured weights, and the MoE layers of MaxText {maxtext}'s models
+mirror image (fwd of m x k x n and dlhs of m x n x k walk the same grid). Tiles that the TPU
+compiler refused (scripts/refused_tiles.json) are left out, and so are calls whose operands do not
+fit into the device's HBM. The calls are other rows on measured weights, and the MoE layers of
+MaxText {maxtext}'s models
 {models};
 per-device batch {batches}, length {length}, expert parallelism {shards}.
 
@@ -51,20 +57,13 @@ Its dlhs entries name the contracting axis tile_k, as Tokamax's kernel did up to
 have their axes' names."""
 
 
-def tokamax_data() -> Path:
-    """``tokamax/data/autotuning`` of the installed Tokamax, found without importing it."""
-    spec = importlib.util.find_spec("tokamax")
-    if spec is None or not spec.submodule_search_locations:
-        sys.exit("tokamax is not installed: pip install 'tilepolicy[tokamax]'")
-    return Path(spec.submodule_search_locations[0]) / "data" / "autotuning"
-
-
 def policy_text(device: str, data: Path, sites: Mapping[Layer, frozenset[GmmShape]]) -> str:
     """The text of one policy."""
     directory, names = CACHES[device]
     release = importlib.metadata.version("tokamax")
     winners = read_measured(data, device)
-    tables = device_tables(device, winners, sites, f"tokamax {release} {directory}")
+    source = f"tokamax {release} {directory}"
+    tables = device_tables(device, winners, sites, source, RefusedTiles.read(REFUSED))
     header = HEADER.format(
         device=device,
         tokamax=release,
@@ -106,7 +105,7 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     check = parser.parse_args().check
-    data, sites = tokamax_data(), model_sites()
+    data, sites = shipped_caches(), model_sites()
     stale = []
     for device in CACHES:
         path, text = POLICIES / f"tpu-{device}.yml", policy_text(device, data, sites)

@@ -7,6 +7,7 @@ arguments, the inner one the kernel's configuration (read in tokamax 0.0.17, ``c
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 
 from tilepolicy.errors import Place, Problem
@@ -23,7 +24,26 @@ from tilepolicy.formats.tokamax_entries import (
 )
 from tilepolicy.source.text import SourceText
 
-__all__ = ["is_cache", "name_dlhs_axes", "read_cache_directory", "read_cache_file"]
+__all__ = [
+    "is_cache",
+    "name_dlhs_axes",
+    "read_cache_directory",
+    "read_cache_file",
+    "shipped_caches",
+]
+
+
+def shipped_caches() -> Path:
+    """``tokamax/data/autotuning`` of the installed Tokamax, found without importing it.
+
+    Raises:
+        FormatError: Tokamax is not installed.
+    """
+    spec = find_spec("tokamax")
+    if spec is None or not spec.submodule_search_locations:
+        remedy = "pip install 'tilepolicy[tokamax]'"
+        raise FormatError(Problem("no-tokamax", "tokamax is not installed", remedy=remedy))
+    return Path(spec.submodule_search_locations[0]) / "data" / "autotuning"
 
 
 def is_cache(value: object) -> bool:

@@ -11,7 +11,10 @@ Two kinds of points, told apart by their ``source``:
     of the same pass and of shapes within :data:`REACH` octaves; on equal cost the nearest. Where
     no shape is that near, all tiles of the pass stand for choice, and those of its mirror image:
     fwd of (m, k, n) and dlhs of (m, n, k) walk the same grid. Only tiles whose rows divide the
-    call's are taken.
+    call's are taken, and none that the compiler refused (:mod:`tilepolicy.formats.refused`).
+
+A measured tile that the compiler refuses for its own call is replaced by a chosen one. Calls whose
+operands have no room in the device's HBM get no point.
 
 That the formula may choose, and only among measured tiles, is what leaving each measured shape out
 says (``benchmarks/tiles.py``): such a choice is within 10 % of the hidden winner more often than
@@ -31,6 +34,7 @@ from typing import Final
 from tilepolicy.axes import GmmShape, layer_facts
 from tilepolicy.formats.policies import POINT_FACTS, GmmTable, TablePoint, fastest
 from tilepolicy.formats.records import FormatError, MeasuredEntry
+from tilepolicy.formats.refused import KernelForm, RefusedTiles
 from tilepolicy.formats.tokamax_cache import read_cache_file
 from tilepolicy.formats.tokamax_entries import DlhsNames
 from tilepolicy.settings import LAYERS, PASSES, Layer, Pass
@@ -47,6 +51,7 @@ __all__ = [
     "choose",
     "device_tables",
     "distance",
+    "has_room",
     "read_measured",
     "rows_between",
 ]
@@ -82,6 +87,8 @@ by Tokamax's own choice on a miss (``benchmarks/tiles.py``, table of reaches).
 _MIRRORS: Final[Mapping[Pass, Pass]] = {"fwd": "dlhs", "dlhs": "fwd", "drhs": "drhs"}
 _OP: Final = "pallas_mosaic_tpu_ragged_dot"
 _LANES: Final = 128
+_ITEMSIZE: Final = 2
+_NOTHING_REFUSED: Final = RefusedTiles({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +172,19 @@ def distance(left: GmmShape, right: GmmShape) -> float:
     return sum(abs(math.log2(a / b)) for a, b in pairs)
 
 
-def choose(shape: GmmShape, pass_: Pass, chip: Tpu, winners: Iterable[Measured]) -> Chosen | None:
+def has_room(shape: GmmShape, chip: Tpu) -> bool:
+    """Whether both operands and the result fit into the device's HBM, in bfloat16."""
+    entries = shape.m * shape.k + shape.g * shape.k * shape.n + shape.m * shape.n
+    return entries * _ITEMSIZE <= chip.hbm_bytes
+
+
+def choose(
+    shape: GmmShape,
+    pass_: Pass,
+    chip: Tpu,
+    winners: Iterable[Measured],
+    refused: RefusedTiles = _NOTHING_REFUSED,
+) -> Chosen | None:
     """The measured tile for a call that was not measured; None if none is legal for it.
 
     Args:
@@ -173,12 +192,18 @@ def choose(shape: GmmShape, pass_: Pass, chip: Tpu, winners: Iterable[Measured])
         pass_: its pass.
         chip: its device.
         winners: measured winners of that device, of all passes.
+        refused: tiles that do not compile.
     """
     held = tuple(winners)
-    own = _legal(shape, [one for one in held if one.pass_ == pass_])
+
+    def legal(winners: Iterable[Measured]) -> list[Chosen]:
+        tiles = _legal(shape, winners)
+        return [one for one in tiles if _form(chip.name, pass_, shape, one) not in refused]
+
+    own = legal(one for one in held if one.pass_ == pass_)
     near = [one for one in own if one.distance <= REACH]
     if not near:
-        own += _legal(shape, [_mirrored(one) for one in held if _MIRRORS[one.pass_] == pass_])
+        own += legal(_mirrored(one) for one in held if _MIRRORS[one.pass_] == pass_)
     return min(
         near or own,
         key=lambda one: (_seconds(shape, pass_, one.tile, chip), one.distance),
@@ -192,6 +217,11 @@ def _legal(shape: GmmShape, winners: Iterable[Measured]) -> list[Chosen]:
         for one in winners
         if shape.m % one.tile.m == 0
     ]
+
+
+def _form(device: str, pass_: Pass, shape: GmmShape, chosen: Chosen) -> KernelForm:
+    buffers = chosen.taken_from.input_buffer_count
+    return KernelForm.of(device, pass_, shape, chosen.tile, buffers)
 
 
 @lru_cache(maxsize=1024)
@@ -235,6 +265,7 @@ def device_tables(
     winners: Sequence[Measured],
     sites: Mapping[Layer, Iterable[GmmShape]],
     source: str,
+    refused: RefusedTiles = _NOTHING_REFUSED,
 ) -> list[GmmTable]:
     """The tables of one device, one for each layer and pass.
 
@@ -243,23 +274,32 @@ def device_tables(
         winners: its measured winners.
         sites: further calls that get a chosen tile, by the layer that makes them.
         source: what measured, for the points' sources: ``tokamax 0.0.17 tpu_v6_lite``.
+        refused: tiles that do not compile.
     """
+    chip = TPUS[device]
     choices: dict[tuple[Pass, GmmShape], Chosen | None] = {}
     tables = []
     for layer, pass_ in itertools.product(LAYERS, PASSES):
-        mine = [one for one in winners if one.pass_ == pass_]
-        points = [_measured_point(one, layer, source) for one in sorted(mine, key=_order)]
-        held = {one.shape for one in mine}
-        wanted = (rows_between(mine) | set(sites.get(layer, ()))) - held
-        for shape in sorted(wanted, key=_size_order):
+        mine = {one.shape: one for one in winners if one.pass_ == pass_}
+        lost = {shape: one for shape, one in mine.items() if _refuses(refused, device, one)}
+        kept = [one for shape, one in mine.items() if shape not in lost]
+        points = [_measured_point(one, layer, source) for one in sorted(kept, key=_order)]
+        wanted = (rows_between(mine.values()) | set(sites.get(layer, ()))) - set(mine)
+        fitting = {shape for shape in wanted if has_room(shape, chip)}
+        for shape in sorted(fitting | set(lost), key=_size_order):
             if (pass_, shape) not in choices:
-                choices[pass_, shape] = choose(shape, pass_, TPUS[device], winners)
+                choices[pass_, shape] = choose(shape, pass_, chip, winners, refused)
             chosen = choices[pass_, shape]
             if chosen is not None:
-                points.append(_chosen_point(shape, chosen, layer))
+                points.append(_chosen_point(shape, chosen, layer, lost.get(shape)))
         if points:
             tables.append(_table(device, layer, pass_, points))
     return tables
+
+
+def _refuses(refused: RefusedTiles, device: str, one: Measured) -> bool:
+    form = KernelForm.of(device, one.pass_, one.shape, one.tile, one.input_buffer_count)
+    return form in refused
 
 
 def _order(one: Measured) -> tuple[int, ...]:
@@ -306,11 +346,14 @@ def _measured_point(one: Measured, layer: Layer, source: str) -> TablePoint:
     )
 
 
-def _chosen_point(shape: GmmShape, chosen: Chosen, layer: Layer) -> TablePoint:
+def _chosen_point(
+    shape: GmmShape, chosen: Chosen, layer: Layer, lost: Measured | None
+) -> TablePoint:
     one = chosen.taken_from
     origin = f"{one.shape.m}x{one.shape.k}x{one.shape.n} in {one.shape.g}"
+    instead = f"; the measured {lost.tile} exceeds VMEM" if lost is not None else ""
     return TablePoint(
         at=_at(shape, layer),
         tile=_fields(chosen.tile, one, layer),
-        source=f"chosen: tile of {origin} groups, {chosen.distance:.2f} octaves away",
+        source=f"chosen: tile of {origin} groups, {chosen.distance:.2f} octaves away{instead}",
     )

@@ -19,6 +19,7 @@ from tilepolicy.facts.devices import DEFAULT_SCOPED_VMEM_KIB
 __all__ = ["TPUS", "Tpu", "tpu"]
 
 _MIB: Final = 1024 * 1024
+_GIB: Final = 1024 * _MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Tpu:
         topology: name of the smallest topology that libtpu describes offline.
         flops_per_second: bfloat16 peak that XLA's cost model uses.
         hbm_bytes_per_second: HBM bandwidth that XLA's cost model uses.
+        hbm_bytes: HBM that one program may use, as the compiler (libtpu 0.0.52) names it when a
+            program needs more.
         vmem_bytes: physical VMEM of one core; v2 kernels ask for 90 % of it by themselves.
         mxu_rows: rows and columns of the matrix unit.
     """
@@ -40,6 +43,7 @@ class Tpu:
     topology: str
     flops_per_second: float
     hbm_bytes_per_second: float
+    hbm_bytes: int
     vmem_bytes: int
     mxu_rows: int
 
@@ -53,13 +57,13 @@ TPUS: Final[Mapping[str, Tpu]] = {
     row.name: row
     for row in (
         # Vendor: 197 TFLOP/s, 820 GB/s.
-        Tpu("v5e", "TPU v5 lite", "v5e:2x2", 197e12, 737.66e9, 128 * _MIB, 128),
+        Tpu("v5e", "TPU v5 lite", "v5e:2x2", 197e12, 737.66e9, int(15.75 * _GIB), 128 * _MIB, 128),
         # Vendor: 459 TFLOP/s, 2.46 TB/s.
-        Tpu("v5p", "TPU v5", "v5p:2x2x1", 394e12, 2350.4e9, 64 * _MIB, 128),
+        Tpu("v5p", "TPU v5", "v5p:2x2x1", 394e12, 2350.4e9, int(95.73 * _GIB), 64 * _MIB, 128),
         # Vendor: 920 TFLOP/s, 1.64 TB/s.
-        Tpu("v6e", "TPU v6 lite", "v6e:2x2", 918e12, 1638e9, 128 * _MIB, 256),
+        Tpu("v6e", "TPU v6 lite", "v6e:2x2", 918e12, 1638e9, int(31.24 * _GIB), 128 * _MIB, 256),
         # Vendor, per core (half a chip): 1153 TFLOP/s, 3.7 TB/s.
-        Tpu("v7x", "TPU7x", "tpu7x:2x2x1", 996e12, 3686e9, 64 * _MIB, 256),
+        Tpu("v7x", "TPU7x", "tpu7x:2x2x1", 996e12, 3686e9, int(94.74 * _GIB), 64 * _MIB, 256),
     )
 }
 
