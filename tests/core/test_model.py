@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from tilepolicy import axes, settings
 from tilepolicy.model import PolicyDocument, Tile, canonical
+from tilepolicy.model.when import When
 from tilepolicy.source import parse
 
 FULL = Path(__file__).parents[1] / "examples" / "valid" / "full.yml"
@@ -119,6 +120,9 @@ def test_the_full_example_is_what_it_says() -> None:
         "input_buffer_count": 2,
     }
     assert str(document.gmm.rules[0].when).startswith("batch_seq: >=4096, device: v6e, dtype: b")
+    read = document.gmm.rules[0].when
+    assert str(read) == str(When(read.items))
+    assert read == When(read.items)
     assert document.locks[0].set_ == {"num_vocab_tiling": 1}
     value = full()
     value["vocab"]["num_vocab_tiling"] = -1

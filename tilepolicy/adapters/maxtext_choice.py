@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from tilepolicy.context import carrier
+from tilepolicy.context import active, carrier
 from tilepolicy.context.active import ActivePolicy
 from tilepolicy.resolution import Origin, Resolution
 from tilepolicy.resolve import resolve
@@ -54,7 +54,7 @@ def choose(scope: ActivePolicy, config: object) -> LossChoice:
         ConfigError: the config contradicts the policy, or breaks a rule.
         ScopeError: jax keeps the current trace under other scopes than those in force.
     """
-    carrier.check()
+    carrier.check(active.view())
     resolution = resolution_of(scope, config)
     loss = resolution.settings["loss"]
     ag_once = resolution.settings.get("vocab_tiling_ag_once")

@@ -13,7 +13,6 @@ from tilepolicy.adapters.tokamax_ruling import OP_NAMES, GmmCall, Ruling, gmm_sh
 from tilepolicy.adapters.tokamax_upstream import Upstream
 from tilepolicy.axes import GmmShape, Kernel
 from tilepolicy.backends import illegal_tile
-from tilepolicy.context import active
 from tilepolicy.context.active import View
 from tilepolicy.errors import AdapterError, LayerError, PolicyError, Problem
 from tilepolicy.resolution import Origin
@@ -53,6 +52,7 @@ def answer_gmm(
     op: Any,  # noqa: ANN401 - upstream op
     device_kind: str,
     key: Any,  # noqa: ANN401 - upstream key
+    view: View,
 ) -> Any:  # noqa: ANN401 - upstream config
     """The config for one lookup of a grouped matmul, or None to leave it to Tokamax.
 
@@ -64,7 +64,6 @@ def answer_gmm(
     pass_ = upstream.pass_of(key["ragged_dot_dimension_numbers"])
     if pass_ is None:
         return None
-    view = active.view()
     answers = view.policies[0].answers
     seen = (device_kind, upstream.call_key(op, pass_, key))
     known = answers.get(seen)

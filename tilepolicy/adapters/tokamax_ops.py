@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tilepolicy.adapters.tokamax_config import build_config, config_fields
 from tilepolicy.adapters.tokamax_upstream import Upstream
-from tilepolicy.context import active
+from tilepolicy.context.active import ActivePolicy
 from tilepolicy.facts.devices import normalize_device
 from tilepolicy.resolution import FactValue, FieldChoice
 from tilepolicy.session import Lookup
@@ -46,7 +46,13 @@ def op_facts(upstream: Upstream, device_kind: str, key: object) -> dict[str, Fac
     return facts
 
 
-def answer_op(upstream: Upstream, op: Any, device_kind: str, key: Any) -> Any:  # noqa: ANN401
+def answer_op(
+    upstream: Upstream,
+    op: Any,  # noqa: ANN401 - upstream op
+    device_kind: str,
+    key: Any,  # noqa: ANN401 - upstream key
+    active: Sequence[ActivePolicy],
+) -> Any:  # noqa: ANN401 - upstream config
     """The config for one lookup of an op, or None to leave it to Tokamax.
 
     An op that no active policy names is not recorded: a model has many.
@@ -55,7 +61,7 @@ def answer_op(upstream: Upstream, op: Any, device_kind: str, key: Any) -> Any:  
         AdapterError: the op's config class does not take what a rule says.
     """
     name = snake_case(type(op).__name__)
-    policies = [policy for policy in active.policies() if name in policy.ops]
+    policies = [policy for policy in active if name in policy.ops]
     if not policies:
         return None
     facts = op_facts(upstream, device_kind, key)
@@ -90,7 +96,7 @@ def answer_op(upstream: Upstream, op: Any, device_kind: str, key: Any) -> Any:  
         miss=miss,
         undecidable=tuple(f"{r} (needs {', '.join(n)})" for r, n in undecidable.items()),
     )
-    active.policies()[0].session.record(lookup)
+    active[0].session.record(lookup)
     for number, field in by:
         policies[number].session.hit([fields[field].origin])
     return config

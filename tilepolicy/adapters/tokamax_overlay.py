@@ -13,6 +13,7 @@ from tilepolicy.adapters.tokamax_gmm import answer_gmm
 from tilepolicy.adapters.tokamax_ops import answer_op
 from tilepolicy.adapters.tokamax_upstream import Upstream
 from tilepolicy.context import active, carrier, distributed
+from tilepolicy.context.active import View
 from tilepolicy.errors import AdapterError, Problem
 
 __all__ = ["PolicyOverlay"]
@@ -35,18 +36,19 @@ class _Answer:
 class _Call:
     """A lookup in the making: op known, then device kind, then key."""
 
-    __slots__ = ("_device_kind", "_op", "_upstream")
+    __slots__ = ("_device_kind", "_op", "_upstream", "_view")
 
-    def __init__(self, upstream: Upstream, op: object) -> None:
+    def __init__(self, upstream: Upstream, op: object, view: View) -> None:
         self._upstream = upstream
         self._op = op
+        self._view = view
         self._device_kind = ""
 
     def get(self, part: Any, _default: object = None) -> Any:  # noqa: ANN401 - upstream protocol
         if not self._device_kind:
             self._device_kind = str(part)
             return self
-        return _answer(self._upstream, self._op, self._device_kind, part)
+        return _answer(self._upstream, self._op, self._device_kind, part, self._view)
 
 
 class PolicyOverlay:
@@ -57,26 +59,31 @@ class PolicyOverlay:
 
     def get(self, op: Any, _default: object = None) -> Any:  # noqa: ANN401 - upstream protocol
         """First step of a lookup: an object that takes device kind and key, or an empty one."""
-        if not active.policies():
-            return _NOTHING
-        return _Call(self._upstream, op)
+        view = active.view()
+        return _Call(self._upstream, op, view) if view.policies else _NOTHING
 
 
-def _answer(upstream: Upstream, op: Any, device_kind: str, key: Any) -> _Answer | None:  # noqa: ANN401
+def _answer(
+    upstream: Upstream,
+    op: Any,  # noqa: ANN401 - upstream op
+    device_kind: str,
+    key: Any,  # noqa: ANN401 - upstream key
+    view: View,
+) -> _Answer | None:
     """The policies' answer, or None to leave the call to Tokamax.
 
     Raises:
         AdapterError: in place of any ``NotImplementedError``, which Tokamax would take as "try
             the next implementation" and so silently run another kernel.
     """
-    carrier.check()
+    carrier.check(view)
     distributed.settle()
     try:
         kernel = upstream.kernel_of(op)
         if kernel is None:
-            config = answer_op(upstream, op, device_kind, key)
+            config = answer_op(upstream, op, device_kind, key, view.policies)
         else:
-            config = answer_gmm(upstream, kernel, op, device_kind, key)
+            config = answer_gmm(upstream, kernel, op, device_kind, key, view)
     except NotImplementedError as error:
         raise AdapterError(
             Problem(

@@ -45,14 +45,13 @@ def key() -> Key:
     return active.view().key
 
 
-def check() -> Key:
-    """The key, after making sure that jax keeps the current trace under it.
+def check(view: active.View) -> None:
+    """Make sure that jax keeps the current trace under the key of what is active here.
 
     Raises:
         ScopeError: it does not; only a scope that another thread closed can bring this about.
     """
-    here = key()
-    if here != _CONTEXT.value:
+    if view.key != _CONTEXT.value:
         raise ScopeError(
             Problem(
                 code="scope-changed-elsewhere",
@@ -60,7 +59,6 @@ def check() -> Key:
                 remedy="close a generator or coroutine that holds a scope in its own thread",
             )
         )
-    return here
 
 
 def _follow(payloads: tuple[object, ...]) -> None:

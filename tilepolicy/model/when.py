@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -24,9 +24,11 @@ class When:
 
     Attributes:
         items: fact and condition, sorted by fact.
+        text: ``str()`` of it, where a reader that knows the texts of its conditions made it.
     """
 
     items: tuple[tuple[str, Condition], ...] = ()
+    text: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def of(cls, conditions: Mapping[str, Condition]) -> When:
@@ -37,7 +39,7 @@ class When:
         return iter(self.items)
 
     def __str__(self) -> str:
-        return ", ".join(f"{fact}: {condition}" for fact, condition in self.items)
+        return self.text or ", ".join(f"{fact}: {condition}" for fact, condition in self.items)
 
     @classmethod
     def __get_pydantic_core_schema__(
@@ -83,7 +85,7 @@ class _Reader:
 
     def __init__(self, *, arguments: bool) -> None:
         self._arguments = arguments
-        self._seen: dict[tuple[str, str], Condition] = {}
+        self._seen: dict[tuple[str, str], tuple[Condition, str]] = {}
 
     def read(self, raw: object) -> When:
         """The conditions of a plain mapping.
@@ -98,7 +100,7 @@ class _Reader:
             message = "a mapping of facts to conditions belongs here"
             remedy = "write when: {layer: wi}"
             raise PydanticCustomError("wrong-type", "{what}", {"what": message, "remedy": remedy})
-        conditions: dict[str, Condition] = {}
+        conditions: dict[str, tuple[Condition, str]] = {}
         errors: list[InitErrorDetails] = []
         for name, value in raw.items():
             try:
@@ -108,17 +110,20 @@ class _Reader:
                 errors.append(_details(error, loc, value))
         if errors:
             raise ValidationError.from_exception_data("when", errors)
-        return When.of(conditions)
+        found = sorted(conditions.items(), key=lambda item: item[0])
+        items = tuple((name, condition) for name, (condition, _) in found)
+        return When(items, ", ".join(text for _, (_, text) in found))
 
-    def _condition(self, name: str, value: object) -> Condition:
+    def _condition(self, name: str, value: object) -> tuple[Condition, str]:
+        """A condition, and how a reason names it."""
         key = (name, repr(value))
-        condition = self._seen.get(key)
-        if condition is None:
+        known = self._seen.get(key)
+        if known is None:
             condition = parse_condition(self._fact(name), value)
             if len(self._seen) >= _MAX_REMEMBERED:
                 self._seen.clear()
-            self._seen[key] = condition
-        return condition
+            known = self._seen[key] = (condition, f"{name}: {condition}")
+        return known
 
     def _fact(self, name: str) -> Fact:
         fact = find_fact(name, arguments=self._arguments)
