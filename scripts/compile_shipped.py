@@ -3,10 +3,13 @@
 Usage: ``python scripts/compile_shipped.py --journal FILE [--device v6e] [--jobs 2] [--sample N]``
 
 The calls are the measured ones and those of MaxText's MoE models, as both layers, in all passes;
-each kernel is compiled once. The journal holds the verdicts as JSON lines: an interrupted run
-goes on where it stopped. Takes hours on two cores. Prints a summary as Markdown; the exit code is
-1 if a tile does not compile, or a call gets none. Calls whose operands do not fit into a device's
-HBM are counted and left out.
+each kernel is compiled once. Of the points between them, one call is compiled for each kernel form
+(:mod:`tilepolicy.formats.refused`) that none of these has. Calls whose operands do not fit into a
+device's HBM are counted and left out.
+
+The journal holds the verdicts as JSON lines: an interrupted run goes on where it stopped. Takes
+hours on two cores. Prints a summary as Markdown; the exit code is 1 if a tile does not compile, or
+a call gets none.
 
 With ``--keep-refused`` the tiles that exceed VMEM are added to ``scripts/refused_tiles.json``,
 which ``scripts/make_tpu_policies.py`` reads: write the policies anew and run this again until all
@@ -16,6 +19,7 @@ compile.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +28,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from tilepolicy import policy
-from tilepolicy.axes import GmmShape, layer_facts
+from tilepolicy.axes import GmmShape, forward_axes, layer_facts
 from tilepolicy.formats.model_sites import model_sites
-from tilepolicy.formats.refused import RefusedTiles
+from tilepolicy.formats.refused import KernelForm, RefusedTiles
 from tilepolicy.formats.tokamax_cache import shipped_caches
 from tilepolicy.formats.tpu_tables import CACHES, has_room, read_measured
 from tilepolicy.resolution import FactValue
@@ -50,7 +54,7 @@ class Call:
         layer: ``wi`` or ``wo``.
         pass_: ``fwd``, ``dlhs`` or ``drhs``.
         shape: its forward problem.
-        origin: ``measured`` or ``model``.
+        origin: ``measured``, ``model`` or ``between``.
     """
 
     device: str
@@ -75,6 +79,43 @@ def calls(device: str) -> Iterator[Call]:
         for shape in sorted(shapes, key=lambda s: (s.m, s.k, s.n, s.g)):
             for pass_ in PASSES:
                 yield Call(device, layer, pass_, shape, "model")
+
+
+def points(device: str) -> Iterator[Call]:
+    """The call of every point of a shipped policy."""
+    for rule in shipped(device).document.gmm.rules:
+        conditions = dict(rule.when)
+        for layer, pass_ in itertools.product(LAYERS, PASSES):
+            if (str(conditions["layer"]), str(conditions["pass"])) == (layer, pass_):
+                for point in rule.table.points if rule.table is not None else ():
+                    yield Call(device, layer, pass_, _shape(point.at, layer), "between")
+
+
+def _shape(at: Mapping[str, int], layer: Layer) -> GmmShape:
+    m, k, n = (at[axis] for axis in forward_axes(layer))
+    return GmmShape(m, k, n, at["num_groups"])
+
+
+def form_of(request: CompileRequest) -> KernelForm:
+    """What decides how much VMEM a request's kernel takes."""
+    site, tile, buffers = request.site, request.tile, request.options.input_buffer_count
+    if tile is None or buffers is None:
+        raise ValueError("a shipped tile has all axes and its number of buffers")
+    return KernelForm.of(request.device, site.pass_, site.shape, tile, buffers)
+
+
+def with_other_forms(
+    asked: Mapping[Call, CompileRequest | None], device: str
+) -> dict[Call, CompileRequest | None]:
+    """The calls of a device, and one between them for each kernel form that none of them has."""
+    every = dict(asked)
+    forms = {form_of(request) for request in asked.values() if request is not None}
+    for call in points(device):
+        request = request_of(call)
+        if request is None or form_of(request) not in forms:
+            every[call] = request
+            forms |= {form_of(request)} if request is not None else set()
+    return every
 
 
 def request_of(call: Call) -> CompileRequest | None:
@@ -172,7 +213,9 @@ def main() -> int:
         device: [call for call in mine if has_room(call.shape, TPUS[device])]
         for device, mine in every.items()
     }
-    asked = {call: request_of(call) for mine in fitting.values() for call in mine}
+    asked: dict[Call, CompileRequest | None] = {}
+    for device, mine in fitting.items():
+        asked |= with_other_forms({call: request_of(call) for call in mine}, device)
     wanted = _in_turn([r for r in asked.values() if r is not None])
     with Journal(options.journal) as journal:
         compiler = Compiler(
