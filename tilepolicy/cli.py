@@ -21,7 +21,7 @@ from typer.main import get_command
 from tilepolicy import __version__
 from tilepolicy.errors import MissingLibraryError, TilepolicyError
 
-__all__ = ["COMMANDS", "app", "main"]
+__all__ = ["COLLECTED", "COMMANDS", "app", "main"]
 
 COMMANDS: Final[dict[str, str]] = {
     "resolve": "resolve",
@@ -39,6 +39,9 @@ COMMANDS: Final[dict[str, str]] = {
 }
 """Command to its module in ``tilepolicy.commands``; each has ``register(app)``."""
 
+COLLECTED: Final = frozenset({"run", "tune", "verify"})
+"""Commands that run or compile programs, with the collector of cycles on: see ``__main__``."""
+
 EXIT_PROBLEM: Final = 1
 EXIT_USAGE: Final = 2
 
@@ -54,7 +57,8 @@ class _LazyGroup(TyperGroup):
             return None
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
         import_module(f"tilepolicy.commands.{COMMANDS[cmd_name]}").register(single)
-        gc.enable()  # off since the process began: see tilepolicy.__main__
+        if cmd_name in COLLECTED:
+            gc.enable()
         return get_command(single)
 
 
