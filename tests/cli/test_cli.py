@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import typer
 from cli_calls import Command
 
 from tilepolicy import __version__
+from tilepolicy.__main__ import main as start
 from tilepolicy.cli import COMMANDS
 from tilepolicy.errors import MissingLibraryError, Problem
 
@@ -148,3 +150,37 @@ def test_module_runs_too() -> None:
         check=True,
     )
     assert done.stdout == f"tilepolicy {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_collector_is_off_but_for_running_and_compiling(cli: Command, command: str) -> None:
+    """Only commands that run or compile programs turn the collector of cycles on."""
+    gc.disable()
+    try:
+        cli(command, "--help")
+        assert gc.isenabled() is (command in ("run", "tune", "verify"))
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_the_end_collects_only_where_the_command_did(
+    monkeypatch: pytest.MonkeyPatch, *, collected: bool
+) -> None:
+    """Where the collector stayed off, the interpreter's end finds nothing to collect either."""
+
+    def command() -> None:
+        assert not gc.isenabled()
+        if collected:
+            gc.enable()
+        sys.exit(3)
+
+    monkeypatch.setattr("tilepolicy.cli.main", command)
+    before = gc.get_freeze_count()
+    try:
+        with pytest.raises(SystemExit, match="3"):
+            start()
+        assert (gc.get_freeze_count() == before) is collected
+    finally:
+        gc.unfreeze()
+        gc.enable()
