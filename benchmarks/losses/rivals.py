@@ -86,12 +86,24 @@ def losses(point: Point, names: list[str] | None = None) -> dict[str, Loss]:
         "sparse": _sparse,
         "chunked": _chunked,
         "online": _online,
+        "three matmuls": lambda _: _squares,
+        "four matmuls": lambda _: jax.checkpoint(_squares),
     }
     return {name: makers[name](point) for name in (names or makers)}
 
 
 def _logits(hidden: jax.Array, head: jax.Array) -> jax.Array:
     return (hidden @ head).astype(jnp.float32)
+
+
+def _squares(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+    """No loss, but the matmuls of one, and next to nothing beside them: what no loss can beat.
+
+    Logits, and their cotangent times head and times hidden; under ``checkpoint`` the logits again,
+    as in a loss that does not keep them.
+    """
+    del labels
+    return (_logits(hidden, head) ** 2).mean()
 
 
 def _sparse(_: Point) -> Loss:
