@@ -6,8 +6,7 @@ This module imports nothing of the package, so that everything may import it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = [
     "AdapterError",
@@ -27,8 +26,7 @@ __all__ = [
 Severity = Literal["error", "warning"]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where something stands in a file.
 
     Attributes:
@@ -64,8 +62,7 @@ class Place:
         return f"{gutter}{shown}\n{' ' * (len(gutter) + column - 1 - start)}^"
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing that is wrong, where, and what to do about it.
 
     Attributes:

@@ -6,7 +6,6 @@ The JSON form of these types is stable; ``schemas/resolution.schema.json`` descr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from tilepolicy.errors import Problem
@@ -77,8 +76,7 @@ class FieldChoice(NamedTuple):
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True)
-class TileVerdict:
+class TileVerdict(NamedTuple):
     """What a policy says of one grouped matmul or other op.
 
     Attributes:
@@ -91,7 +89,7 @@ class TileVerdict:
     """
 
     fields: Mapping[str, FieldChoice]
-    undecidable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    undecidable: Mapping[str, tuple[str, ...]]
     nearest: str = ""
 
     @property
@@ -129,8 +127,7 @@ class PolicyIdentity(NamedTuple):
     files: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(NamedTuple):
     """All settings of one config under one policy.
 
     Attributes:

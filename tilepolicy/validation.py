@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -122,5 +122,5 @@ def _lock_problems(file: str, allow_outside: bool) -> tuple[Problem, ...]:  # no
 
 def _downgraded(problem: Problem) -> Problem:
     if problem.code in _NOT_KNOWN_HERE:
-        return replace(problem, severity="warning")
+        return problem._replace(severity="warning")
     return problem

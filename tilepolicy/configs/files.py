@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -104,7 +103,6 @@ class Locator(NamedTuple):
         return f"did you mean {near[0]}?" if near else "write the model's keys into the config"
 
 
-@dataclass
 class Chain:
     """A config file and the files that it builds on.
 
@@ -114,9 +112,10 @@ class Chain:
         builds_on_base: whether the chain ends in MaxText's ``base.yml``.
     """
 
-    layers: list[Entries] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    builds_on_base: bool = False
+    def __init__(self) -> None:
+        self.layers: list[Entries] = []
+        self.files: list[str] = []
+        self.builds_on_base = False
 
 
 def read_chain(path: Path, locator: Locator, draft: Draft) -> Chain:
@@ -218,5 +217,5 @@ def read_entries(path: Path, draft: Draft, kind: Source) -> Entries:
 def parse_value(text: str, place: Place, problems: list[Problem]) -> source.Plain:
     """The YAML value of a ``KEY=VALUE`` argument; its problems are placed at the argument."""
     document = source.parse(text, place.file, "maxtext")
-    problems.extend(replace(problem, place=place) for problem in document.problems)
+    problems.extend(problem._replace(place=place) for problem in document.problems)
     return document.value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -113,13 +113,13 @@ def is_automatic(value: object) -> bool:
     return value == "auto" or (value == -1 and not isinstance(value, bool))
 
 
-@dataclass
 class Draft:
     """A config while its sources are laid over each other, weakest first."""
 
-    keys: ReleaseKeys
-    entries: Entries = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    def __init__(self, keys: ReleaseKeys) -> None:
+        self.keys = keys
+        self.entries: Entries = {}
+        self.problems: list[Problem] = []
 
     def lay(self, layer: Mapping[str, ConfigValue]) -> None:
         """Lay a stronger source over what is there; unknown keys become problems."""

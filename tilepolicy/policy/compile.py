@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tilepolicy import model
@@ -19,12 +18,12 @@ from tilepolicy.source import Document
 __all__ = ["Section", "Sections", "compile_document"]
 
 
-@dataclass(slots=True)
 class Section:
     """The rules of one kind, each with the path of the rule that it was made of."""
 
-    rules: list[Rule] = field(default_factory=list)
-    paths: list[tuple[str | int, ...]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.rules: list[Rule] = []
+        self.paths: list[tuple[str | int, ...]] = []
 
     def add(self, rule: Rule, path: tuple[str | int, ...]) -> None:
         """Append a rule."""
@@ -32,7 +31,6 @@ class Section:
         self.paths.append(path)
 
 
-@dataclass(slots=True)
 class Sections:
     """The rules of a document by what they decide.
 
@@ -45,12 +43,13 @@ class Sections:
         problems: rules that can never match.
     """
 
-    gmm: Section = field(default_factory=Section)
-    settings: Section = field(default_factory=Section)
-    locks: Section = field(default_factory=Section)
-    tile_locks: Section = field(default_factory=Section)
-    ops: dict[str, Section] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.gmm = Section()
+        self.settings = Section()
+        self.locks = Section()
+        self.tile_locks = Section()
+        self.ops: dict[str, Section] = {}
+        self.problems: list[Problem] = []
 
     def all(self) -> Iterable[Section]:
         """Every section."""

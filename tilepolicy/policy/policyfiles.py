@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -72,7 +71,7 @@ def check_text(text: str | bytes, file: str) -> tuple[Problem, ...]:
         text: the text of the policy, for example of an editor's buffer.
         file: name for places.
     """
-    reader = _Reader(allow_outside=False, files=[file])
+    reader = _Reader([file], allow_outside=False)
     reader.layer(Reference(file, file), parse(text, file))
     return tuple(sorted(reader.problems, key=reader.position))
 
@@ -93,14 +92,14 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass(slots=True)
 class _Reader:
     """Reads files once each and collects their problems."""
 
-    allow_outside: bool
-    problems: list[Problem] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    _read: dict[str, tuple[Layer, ...]] = field(default_factory=dict)
+    def __init__(self, files: Iterable[str] = (), *, allow_outside: bool) -> None:
+        self.allow_outside = allow_outside
+        self.problems: list[Problem] = []
+        self.files = list(files)
+        self._read: dict[str, tuple[Layer, ...]] = {}
 
     def position(self, problem: Problem) -> tuple[int, int, int]:
         """Order of problems: files as they were read, then lines and columns."""

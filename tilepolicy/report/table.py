@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from tilepolicy.report.blocks import Block, Cell, Column, Lines, Row, Table
@@ -114,12 +113,12 @@ def setting_blocks(name: str, setting: ResolvedSetting) -> tuple[Block, ...]:
     return (Lines(tuple(lines)),)
 
 
-@dataclass(slots=True)
 class _Notes:
     """Numbered reasons, each shown once below the tables."""
 
-    lines: list[str] = field(default_factory=list)
-    numbers: dict[str, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.numbers: dict[str, int] = {}
 
     def label(self, honoured: Honoured) -> str:
         """``maxtext``, or who reads the setting with the number of the reason."""
@@ -199,11 +198,11 @@ def _tiles_table(resolution: Resolution, notes: _Notes, *, explain: bool) -> Tab
     return Table(columns, tuple(rows), notes=tuple(legend.lines()))
 
 
-@dataclass(slots=True)
 class _Legend:
     """What rules say of themselves, each once, by its place."""
 
-    sites: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.sites: dict[tuple[str, str], list[str]] = {}
 
     def add(self, site: str, settings: Sequence[ResolvedSetting]) -> None:
         """Note the rules that decide a site."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilepolicy import configs, facts, guards
@@ -142,7 +141,7 @@ class Resolver(TileResolver):
         tiling = vocab.propose_tiling(str(chosen["loss"].value))
         proposal = self._decide("num_vocab_tiling", None if isinstance(tiling, Problem) else tiling)
         if isinstance(tiling, Problem) and proposal.origin.kind == "default":
-            problems.append(replace(tiling, place=_place_of(config)))
+            problems.append(tiling._replace(place=_place_of(config)))
         chosen["num_vocab_tiling"] = proposal
         problems += vocab.broken_tiling(chosen, config.place("num_vocab_tiling"))
         count = proposal.value if isinstance(proposal.value, int) else 1

@@ -137,7 +137,7 @@ class TileResolver:
     def _op(self, op_name: str, call_facts: Mapping[str, FactValue]) -> TileVerdict:
         rules = self.policy.ops.get(op_name)
         if rules is None:
-            return TileVerdict({})
+            return TileVerdict({}, {})
         facts = {**self.facts.values, **call_facts}
         verdict = rules.lookup(facts)
         return TileVerdict(
