@@ -35,9 +35,6 @@ def events(text: str, *, pure: bool) -> Iterator[Any]:
     loader = yaml.SafeLoader if pure or not yaml.__with_libyaml__ else yaml.CSafeLoader
     parser = loader(text)
     try:
-        while (event := parser.get_event()) is not None:
-            yield event
-            if type(event) is yaml.StreamEndEvent:
-                return
+        yield from iter(parser.get_event, None)
     finally:
         parser.dispose()
