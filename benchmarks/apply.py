@@ -2,8 +2,8 @@
 
 A lookup is timed as it occurs, once in thousands of other calls, when its code and data have left
 the processor's caches; and at once again, which is what the code itself costs. Tracing is timed
-with the layers told by declared sizes, and by tags. Tags are part of jax's trace key: jax traces
-its own small functions once for each.
+with the layers told by declared sizes, by the calling functions, and by tags. Tags are part of
+jax's trace key: jax traces its own small functions once for each.
 
     JAX_PLATFORMS=cpu python benchmarks/apply.py [--repeat N]
 
@@ -29,7 +29,7 @@ import tokamax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 import tilepolicy
-from tilepolicy import LayerSizes
+from tilepolicy import CallSites, LayerSizes
 from tilepolicy.adapters import tokamax as tokamax_adapter
 from tilepolicy.adapters import tokamax_overlay, tokamax_upstream
 from tilepolicy.context import active, carrier
@@ -51,7 +51,7 @@ def policy() -> Any:
     rules += [
         f"    - name: {layer} {pass_}\n"
         f"      when: {{layer: {layer}, pass: {pass_}}}\n"
-        f"      tile: {{batch_seq: 128, embed_dim: 256, mlp_dim: 256}}\n"
+        f"      tile: {{batch_seq: 128, embed_dim: 256, mlp_dim: 128}}\n"
         for layer in LAYERS
         for pass_ in PASSES
     ]
@@ -81,10 +81,22 @@ def no_tag(_: str) -> AbstractContextManager[object]:
 def moe(x: Any, gate: Any, up: Any, down: Any, sizes: Any, tag: Tag) -> Any:
     """Gate, two wi matmuls, wo."""
     with tag("wi"):
-        hidden = jax.nn.silu(tokamax.ragged_dot(x, gate, sizes, implementation="mosaic_tpu"))
-        hidden = hidden * tokamax.ragged_dot(x, up, sizes, implementation="mosaic_tpu")
+        hidden = jax.nn.silu(expert_in(x, gate, sizes)) * expert_in(x, up, sizes)
     with tag("wo"):
-        return tokamax.ragged_dot(hidden, down, sizes, implementation="mosaic_tpu")
+        return expert_out(hidden, down, sizes)
+
+
+def expert_in(x: Any, weights: Any, sizes: Any) -> Any:
+    """One wi matmul."""
+    return tokamax.ragged_dot(x, weights, sizes, implementation="mosaic_tpu")
+
+
+def expert_out(hidden: Any, weights: Any, sizes: Any) -> Any:
+    """The wo matmul."""
+    return tokamax.ragged_dot(hidden, weights, sizes, implementation="mosaic_tpu")
+
+
+SITES = CallSites(wi=("expert_in",), wo=("expert_out",), file="apply.py")
 
 
 def gradient(tag: Tag, weights: Any, x: Any, sizes: Any) -> Any:
@@ -198,15 +210,22 @@ def lookups(chosen: Any, repeat: int) -> tuple[list[float], list[float], list[fl
     return first, again, at_once
 
 
-def tracing(chosen: Any, repeat: int, tag: Tag, sizes: LayerSizes | None) -> list[float]:
-    """Ratio of the time to trace the block with and without a policy."""
+def tracing(chosen: Any, repeat: int, tag: Tag, **told: Any) -> list[float]:
+    """Ratio of the time to trace the block with and without a policy.
+
+    Args:
+        chosen: the policy.
+        repeat: number of pairs.
+        tag: what stands around the calls.
+        told: arguments of ``apply`` that tell the layers.
+    """
 
     def trace() -> float:
         jax.clear_caches()
         return seconds(lambda: jax.jit(partial(gradient, tag)).trace(*ARGUMENTS))
 
     def inside() -> float:
-        with tilepolicy.apply(chosen, adapters=["tokamax"], sizes=sizes):
+        with tilepolicy.apply(chosen, adapters=["tokamax"], **told):
             return trace()
 
     inside(), trace()
@@ -246,9 +265,10 @@ def main() -> int:
     chosen = policy()
     with jax.sharding.use_abstract_mesh(tpu()), tokamax.config.cross_compile(True):
         first, again, at_once = lookups(chosen, max(repeat // 6, 2))
-        sized = tracing(chosen, repeat, no_tag, LayerSizes(embed_dim=512, mlp_dim=1024))
-        tagged = tracing(chosen, repeat, tilepolicy.layer, None)
-    stepped = steps(chosen, 2 * repeat)
+        sized = tracing(chosen, repeat, no_tag, sizes=LayerSizes(embed_dim=512, mlp_dim=1024))
+        sited = tracing(chosen, repeat, no_tag, call_sites=[SITES])
+        tagged = tracing(chosen, repeat, tilepolicy.layer)
+    stepped = steps(chosen, max(2 * repeat, 100))
     assert active.policies() == ()
     assert carrier.key() == ()
     print(f"lookup of a call for the first time: median {statistics.median(first):.4g} us")
@@ -256,6 +276,7 @@ def main() -> int:
         show("lookup inside a trace, 100 rules, known call, as it occurs", again, " us", 50.0),
         show("the same at once again", at_once, " us", 50.0),
         show("tracing the block, with / without, layers by sizes", sized, "", 1.05),
+        show("tracing the block, with / without, layers by functions", sited, "", 1.05),
         show("tracing the block, with / without, layers by tags", tagged, "", 1.05),
         show("compiled step, inside / outside", stepped, "", 1.01),
     ]
