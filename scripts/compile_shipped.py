@@ -112,9 +112,11 @@ def with_other_forms(
     forms = {form_of(request) for request in asked.values() if request is not None}
     for call in points(device):
         request = request_of(call)
-        if request is None or form_of(request) not in forms:
+        if request is None:
+            every[call] = None
+        elif (form := form_of(request)) not in forms:
             every[call] = request
-            forms |= {form_of(request)} if request is not None else set()
+            forms.add(form)
     return every
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,17 @@ def test_cost_formula_is_the_kernels(device: str, pass_: Pass, tile: GmmTile) ->
     assert verdict.bytes_accessed >= cost.bytes_accessed
     assert verdict.roofline_seconds is not None
     assert verdict.roofline_seconds >= kernel_seconds(site.shape, pass_, tile, tpu(device)) * 0.99
+
+
+@pytest.mark.parametrize("device", TPUS)
+def test_the_hbm_of_a_program_is_the_compilers(device: str) -> None:
+    """What the device table says of HBM is what the compiler names for a call without room."""
+    site = Site("wi", "fwd", 1 << 24, 8192, 8192, 8)
+    verdict = compiled(CompileRequest(site, device, GmmTile(128, 128, 128)))
+    assert verdict.status == "failed"
+    named = re.search(r"exceeds available HBM \(([0-9.]+)G\)", verdict.message)
+    assert named is not None, verdict.message
+    assert tpu(device).hbm_bytes == int(float(named[1]) * 2**30)
 
 
 @pytest.mark.parametrize("device", TPUS)

@@ -1,4 +1,4 @@
-"""The cost formulas by hand and by their properties; test_cost_compiled asks the compiler."""
+"""The cost formulas by hand and by their properties; test_compiler_compiled asks the compiler."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tilepolicy.axes import GmmShape
-from tilepolicy.errors import Problem
+from tilepolicy.errors import Place, Problem
 from tilepolicy.files import write_atomically
 from tilepolicy.formats.records import FormatError
 from tilepolicy.settings import Pass
@@ -86,8 +86,10 @@ class RefusedTiles:
             held = json.loads(path.read_text("utf-8"))
             return cls(dict(_entry(one) for one in held["refused"]))
         except (ValueError, KeyError, TypeError) as error:
-            message = f"{path} holds no refused tiles: {error}"
-            raise FormatError(Problem("malformed", message)) from error
+            message = f"the file holds no refused tiles: {error}"
+            remedy = "delete it, and write it anew: scripts/compile_shipped.py --keep-refused"
+            problem = Problem("malformed", message, Place(str(path)), remedy)
+            raise FormatError(problem) from error
 
     def with_verdicts(self, verdicts: Iterable[CompileVerdict]) -> Self:
         """These, and the kernels that exceed VMEM among further verdicts."""

@@ -189,7 +189,7 @@ class RuleIndex:
         return possible, unknown
 
     def _only(self, mask: int, names: Iterable[str], facts: Facts) -> dict[str, FieldChoice]:
-        """What one rule, or none, decides; :meth:`_first` for the usual case, in a fifth of it."""
+        """What the only matching rule decides, or none: the usual case, without losers."""
         if not mask:
             return {}
         rule = self.rules[mask.bit_length() - 1]

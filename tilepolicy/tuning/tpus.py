@@ -3,8 +3,9 @@
 The roofline is the one of XLA's own TPU cost model, so that predictions agree with the
 ``optimal_seconds`` that the compiler reports: one device is one jax device (a v5p chip is two
 cores working as one, a TPU7x core is half a chip). The figures were read off compiled kernels
-whose time one side of the roofline decides (libtpu 0.0.52; ``tests/tuning/test_cost_compiled.py``
-repeats this). The vendor's peaks, in ``jax._src.tpu_info`` of jax 0.12, differ where noted.
+whose time one side of the roofline decides (libtpu 0.0.52;
+``tests/tuning/test_compiler_compiled.py`` repeats this). The vendor's peaks, in
+``jax._src.tpu_info`` of jax 0.12, differ where noted.
 """
 
 from __future__ import annotations
