@@ -15,8 +15,8 @@ from tilepolicy.axes import GmmShape, Kernel
 from tilepolicy.backends import illegal_tile
 from tilepolicy.context.active import View
 from tilepolicy.errors import AdapterError, LayerError, PolicyError, Problem
-from tilepolicy.resolution import Origin
 from tilepolicy.session import Lookup
+from tilepolicy.session.rules import RuleKey, key_of
 from tilepolicy.settings import LAYERS, Layer
 
 __all__ = ["answer_gmm"]
@@ -30,7 +30,7 @@ class _Decision:
 
     config: Any
     lookup: Lookup
-    hits: Mapping[int, tuple[Origin, ...]]
+    hits: Mapping[int, frozenset[RuleKey]]
 
 
 class _Known(NamedTuple):
@@ -40,10 +40,12 @@ class _Known(NamedTuple):
         shape: the forward problem.
         decisions: by the digests of the active policies and the layer; the layer is None where
             it does not matter, because both have the same tile.
+        unlike: digests of the active policies by which the layers' tiles differ.
     """
 
     shape: GmmShape
     decisions: dict[tuple[tuple[str, ...], Layer | None], _Decision]
+    unlike: set[tuple[str, ...]]
 
 
 def answer_gmm(
@@ -68,16 +70,19 @@ def answer_gmm(
     seen = (device_kind, upstream.call_key(op, pass_, key))
     known = answers.get(seen)
     if not isinstance(known, _Known):
-        known = answers[seen] = _Known(gmm_shape(op, key, pass_), {})
+        known = answers[seen] = _Known(gmm_shape(op, key, pass_), {}, set())
     finder = LayerFinder(upstream, op, known.shape, view)
     evidence = finder.first()
+    if evidence is None and view.digests in known.unlike:
+        evidence = finder.last()
     which = (view.digests, None if evidence is None else evidence.layer)
     decision = known.decisions.get(which)
     if decision is None:
         call = GmmCall(kernel, op, device_kind, key, pass_, known.shape, upstream.version)
         decision = _decide(upstream, call, finder, evidence, view)
-        if evidence is not None or decision.lookup.layer is None:
-            known.decisions[which] = decision
+        if evidence is None and decision.lookup.layer is not None:
+            known.unlike.add(view.digests)
+        known.decisions[view.digests, decision.lookup.layer] = decision
     _tell(view, decision)
     return decision.config
 
@@ -86,8 +91,8 @@ def _tell(view: View, decision: _Decision) -> None:
     """Record the answer in the innermost session, and the rules in those of their policies."""
     view.policies[0].session.record(decision.lookup)
     if decision not in view.told:
-        for number, origins in decision.hits.items():
-            view.policies[number].session.hit(origins)
+        for number, rules in decision.hits.items():
+            view.policies[number].session.hit(rules)
         view.told.add(decision)
 
 
@@ -122,12 +127,12 @@ def _decide(
     return _Decision(config, lookup, _hits(rulings))
 
 
-def _hits(rulings: list[Ruling]) -> dict[int, tuple[Origin, ...]]:
-    """Origins by the number of the policy; of both layers where both have one tile."""
-    hits: dict[int, tuple[Origin, ...]] = {}
+def _hits(rulings: list[Ruling]) -> dict[int, frozenset[RuleKey]]:
+    """Rules by the number of the policy; of both layers where both have one tile."""
+    hits: dict[int, frozenset[RuleKey]] = {}
     for ruling in rulings:
         for name, number in ruling.by.items():
-            hits[number] = (*hits.get(number, ()), ruling.fields[name].origin)
+            hits[number] = hits.get(number, frozenset()) | {key_of(ruling.fields[name].origin)}
     return hits
 
 

@@ -14,12 +14,15 @@ a known function       MaxText's, or those given to ``apply``, on the stack or i
 
 from __future__ import annotations
 
+import sys
+from functools import cached_property
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from tilepolicy.adapters.tokamax_upstream import Upstream
 from tilepolicy.axes import GmmShape
 from tilepolicy.context.active import View
-from tilepolicy.context.callstack import MOST_FRAMES, SiteMemory
+from tilepolicy.context.callstack import MOST_FRAMES, CallStack, SiteMemory
 from tilepolicy.settings import LAYERS, Layer
 
 __all__ = ["Evidence", "LayerFinder"]
@@ -84,9 +87,8 @@ class LayerFinder:
 
     def last(self) -> Evidence | None:
         """The innermost known function that the call comes from."""
-        sites = tuple(site for policy in self._view.policies for site in policy.call_sites)
-        running = self._upstream.callers(self._op)
-        layer = self._upstream.call_origin().function_layer(running, sites, _JAX)
+        origin = self._upstream.call_origin()
+        layer = origin.function_layer(self._running, self._view.call_sites, _JAX)
         if layer is None:
             return None
         _MEMORY.remember_op(self._op, layer)
@@ -94,16 +96,21 @@ class LayerFinder:
 
     def lines(self) -> list[str]:
         """The user's frames that led to the call, for a message."""
-        stack = self._upstream.call_origin().remembered or self._upstream.callers(self._op)
+        stack = self._upstream.call_origin().remembered
+        if stack is None and self._running is not None:
+            stack = CallStack.above(self._running, sys.maxsize)
         return [] if stack is None else stack.lines(leave_out=_FOREIGN)
+
+    @cached_property
+    def _running(self) -> FrameType | None:
+        return self._upstream.running_call(self._op)
 
     def _keep(self, layer: Layer) -> None:
         """Remember the call that a tag is in force for, by its op and by its callers."""
         _MEMORY.remember_op(self._op, layer)
-        if self._upstream.call_origin().remembered is None:
-            running = self._upstream.callers(self._op, MOST_FRAMES)
-            if running is not None:
-                _MEMORY.remember(running, self._shape[:3], layer)
+        if self._upstream.call_origin().remembered is None and self._running is not None:
+            callers = CallStack.above(self._running, MOST_FRAMES)
+            _MEMORY.remember(callers, self._shape[:3], layer)
 
     def _remembered(self) -> Evidence | None:
         """What a tag said when this call was traced first."""
@@ -120,7 +127,7 @@ class LayerFinder:
         found = _BY_OP.get(_MEMORY.recall_op(self._op))
         # An op that is called directly has its caller on the stack: its identity must not stand
         # in for that, because one op may be called for both layers.
-        return None if found is None or self._upstream.is_running(self._op) else found
+        return None if found is None or self._running is not None else found
 
     def _by_sizes(self) -> Evidence | None:
         for policy in self._view.policies:

@@ -12,6 +12,7 @@ from tilepolicy.context.active import ActivePolicy
 from tilepolicy.facts.devices import normalize_device
 from tilepolicy.resolution import FactValue, FieldChoice
 from tilepolicy.session import Lookup
+from tilepolicy.session.rules import key_of
 
 __all__ = ["answer_op", "op_facts", "snake_case"]
 
@@ -98,5 +99,5 @@ def answer_op(
     )
     active[0].session.record(lookup)
     for number, field in by:
-        policies[number].session.hit([fields[field].origin])
+        policies[number].session.hit([key_of(fields[field].origin)])
     return config

@@ -185,28 +185,18 @@ class Upstream:
         start = next((i + 1 for i, code in enumerate(codes) if code is self.op_call), 0)
         return CallOrigin(CallStack(codes[start:], offsets[start:]), remembers_op=start > 0)
 
-    def callers(self, op: object, most: int = sys.maxsize) -> CallStack | None:
-        """The innermost Python frames outside of the op's own ``__call__``, if that is running."""
-        running = self._running(op)
-        if running is None:
-            return None
-        codes: list[CodeType] = []
-        offsets: list[int] = []
-        frame = running.f_back
-        while frame is not None and len(codes) < most:
-            codes.append(frame.f_code)
-            offsets.append(frame.f_lasti)
-            frame = frame.f_back
-        return CallStack(codes, offsets)
-
-    def is_running(self, op: object) -> bool:
-        """Whether the op's own ``__call__`` is on the Python stack."""
-        return self._running(op) is not None
-
-    def _running(self, op: object) -> FrameType | None:
+    def running_call(self, op: object) -> FrameType | None:
+        """The frame of the op's own ``__call__``, if that is on the Python stack."""
+        # Most frames are passed by their globals: f_code raises an audit event, and where a library
+        # listens (filelock does) that costs as much as all the rest of a lookup.
+        of_module = vars(self.op_module)
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if frame.f_code is self.op_call and frame.f_locals.get("self") is op:
+            if (
+                frame.f_globals is of_module
+                and frame.f_code is self.op_call
+                and frame.f_locals.get("self") is op
+            ):
                 return frame
             frame = frame.f_back
         return None

@@ -57,6 +57,7 @@ class View:
             again inside itself changes nothing; of one that is active twice with another between,
             only the inner counts, because lookups reach it first.
         key: what jax keeps a trace under: the digests and the tag; empty without a policy.
+        call_sites: functions whose calls tell the layer, those of inner policies first.
         told: decisions that the sessions of these policies were told of.
     """
 
@@ -65,6 +66,7 @@ class View:
     tag: LayerTag | None
     digests: tuple[str, ...]
     key: tuple[str, ...]
+    call_sites: tuple[CallSites, ...]
     told: set[object] = field(default_factory=set)
 
 
@@ -73,7 +75,8 @@ def _view(payloads: tuple[object, ...]) -> View:
     tag = next((p for p in reversed(payloads) if isinstance(p, LayerTag)), None)
     digests = tuple(dict.fromkeys(policy.digest for policy in active))
     key = (*digests, tag.tag if tag is not None else "") if digests else ()
-    return View(payloads, active, tag, digests, key)
+    sites = tuple(site for policy in active for site in policy.call_sites)
+    return View(payloads, active, tag, digests, key, sites)
 
 
 class _Here(threading.local):

@@ -13,9 +13,10 @@ import operator
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from itertools import islice, takewhile
+from types import CodeType, FrameType
 from typing import Final
 
 from tilepolicy.context.layers import CallSites
@@ -58,19 +59,11 @@ class CallStack:
             and all(map(operator.is_, self.codes[:size], other.codes))
         )
 
-    def until(self, folder: str) -> CallStack:
-        """The frames inside of the first one from a folder."""
-        inside = (i for i, code in enumerate(self.codes) if folder in code.co_filename)
-        end = next(inside, len(self.codes))
-        return CallStack(self.codes[:end], self.offsets[:end])
-
-    def layer_of(self, sites: Sequence[CallSites]) -> Layer | None:
-        """The layer of the innermost function that call sites know."""
-        for code in self.codes:
-            for known in sites:
-                if (found := known.layer_of(code)) is not None:
-                    return found
-        return None
+    @classmethod
+    def above(cls, frame: FrameType, most: int) -> CallStack:
+        """The callers of a running frame, at most so many of the innermost."""
+        callers = list(islice(_callers(frame), most))
+        return cls([caller.f_code for caller in callers], [caller.f_lasti for caller in callers])
 
     def lines(self, leave_out: Sequence[str] = (), most: int = 6) -> list[str]:
         """``file:line in function`` of the innermost frames, without those of given folders."""
@@ -80,6 +73,22 @@ class CallStack:
         for code, offset in zip(self.codes, self.offsets, strict=True):
             if not any(part in code.co_filename for part in leave_out):
                 yield f"{code.co_filename}:{_line(code, offset)} in {code.co_name}"
+
+
+def _callers(frame: FrameType) -> Iterator[FrameType]:
+    caller = frame.f_back
+    while caller is not None:
+        yield caller
+        caller = caller.f_back
+
+
+def _layer_of(codes: Iterable[CodeType], sites: Sequence[CallSites]) -> Layer | None:
+    """The layer of the innermost function that call sites know."""
+    for code in codes:
+        for known in sites:
+            if (found := known.layer_of(code)) is not None:
+                return found
+    return None
 
 
 def _line(code: CodeType, offset: int) -> int:
@@ -105,7 +114,7 @@ class CallOrigin:
     remembers_op: bool
 
     def function_layer(
-        self, running: CallStack | None, sites: Sequence[CallSites], jax_folder: str
+        self, running: FrameType | None, sites: Sequence[CallSites], jax_folder: str
     ) -> Layer | None:
         """The layer of the innermost known function that leads to the call, or None.
 
@@ -113,16 +122,19 @@ class CallOrigin:
         calls inside of the wo function would say wo.
 
         Args:
-            running: the callers of the op, if its call is on the Python stack now.
+            running: the frame of the op's call, if that is on the Python stack now.
             sites: the known functions.
             jax_folder: frames from there on are those of a transformation around the call.
         """
-        if self.remembered is None:
-            return running.layer_of(sites) if running is not None else None
         if running is not None:
-            direct = running.until(jax_folder).layer_of(sites)
-            return direct or self.remembered.layer_of(sites)
-        return self.remembered.layer_of(sites) if self.remembers_op else None
+            codes = (caller.f_code for caller in _callers(running))
+            if self.remembered is None:
+                return _layer_of(codes, sites)
+            direct = takewhile(lambda code: jax_folder not in code.co_filename, codes)
+            return _layer_of(direct, sites) or _layer_of(self.remembered.codes, sites)
+        if self.remembered is not None and self.remembers_op:
+            return _layer_of(self.remembered.codes, sites)
+        return None
 
 
 class SiteMemory:
@@ -138,7 +150,7 @@ class SiteMemory:
         self._chains: OrderedDict[tuple[int, int, ForwardSizes], list[tuple[CallStack, Layer]]]
         self._chains = OrderedDict()
         self._recalled: dict[tuple[CallStack, ForwardSizes], frozenset[Layer]] = {}
-        self._ops: dict[int, tuple[weakref.ref[object], set[Layer]]] = {}
+        self._ops: dict[int, tuple[weakref.ref[object], frozenset[Layer]]] = {}
 
     def remember(self, callers: CallStack, sizes: ForwardSizes, layer: Layer) -> None:
         """Keep what a tag said of a call."""
@@ -177,18 +189,15 @@ class SiteMemory:
         """Keep the layer of a bound op; an op that serves both layers tells nothing."""
         with self._lock:
             known = self._ops.get(id(op))
-            if known is not None and known[0]() is op:
-                known[1].add(layer)
-                return
-            self._ops[id(op)] = (weakref.ref(op, self._forget(id(op))), {layer})
+            if known is None or known[0]() is not op:
+                self._ops[id(op)] = (weakref.ref(op, self._forget(id(op))), frozenset({layer}))
+            elif layer not in known[1]:
+                self._ops[id(op)] = (known[0], known[1] | {layer})
 
     def recall_op(self, op: object) -> frozenset[Layer]:
         """The layers of the calls that this bound op was made for."""
         known = self._ops.get(id(op))
-        if known is None:
-            return _NO_LAYER
-        with self._lock:
-            return frozenset(known[1]) if known[0]() is op else _NO_LAYER
+        return known[1] if known is not None and known[0]() is op else _NO_LAYER
 
     def _forget(self, identity: int) -> Callable[[object], None]:
         def forget(_: object) -> None:

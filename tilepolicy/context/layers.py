@@ -8,7 +8,7 @@ the two layers' tiles differ, the lookup fails and says what to do. Nothing is g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
@@ -93,19 +93,15 @@ class LayerSizes:
     wi_embed_dim: int | None = None
     wi_mlp_dim: int | None = None
 
-    def expected(self) -> Mapping[Layer, tuple[int, int]]:
-        """(k, n) of the forward problem of each layer."""
-        return {
-            "wi": (self.wi_embed_dim or self.embed_dim, self.wi_mlp_dim or self.mlp_dim),
-            "wo": (self.mlp_dim, self.embed_dim),
-        }
-
     def layer_of(self, shape: GmmShape) -> Layer | None:
-        """The layer whose sizes a call has; None when both or neither fits."""
-        fitting = [
-            layer for layer, (k, n) in self.expected().items() if (shape.k, shape.n) == (k, n)
-        ]
-        return fitting[0] if len(fitting) == 1 else None
+        """The layer whose sizes a call's forward problem has; None when both or neither fits."""
+        is_wi = shape.k == (self.wi_embed_dim or self.embed_dim) and shape.n == (
+            self.wi_mlp_dim or self.mlp_dim
+        )
+        is_wo = shape.k == self.mlp_dim and shape.n == self.embed_dim
+        if is_wi == is_wo:
+            return None
+        return "wi" if is_wi else "wo"
 
 
 def check_layer(name: str) -> Layer:

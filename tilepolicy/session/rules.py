@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from tilepolicy.resolution import FactValue
+from tilepolicy.resolution import FactValue, Origin
 
 if TYPE_CHECKING:
     from tilepolicy.match import RuleIndex
@@ -33,9 +33,9 @@ _OF_THE_CALL: Final = frozenset(
 )
 
 
-def key_of(name: str, file: str | None, line: int | None) -> RuleKey:
-    """What identifies a rule in origins: rules of two files may share a name."""
-    return (name, file, line)
+def key_of(place: Rule | Origin) -> RuleKey:
+    """What identifies a rule, also in origins: rules of two files may share a name."""
+    return (place.name, place.file, place.line)
 
 
 def never_hit(
@@ -62,8 +62,7 @@ def never_hit(
         rule
         for index in _indexes(policy)
         for rule in index.rules
-        if key_of(rule.name, rule.file, rule.line) not in used
-        and any(_could_match(index, rule, run) for run in runs)
+        if key_of(rule) not in used and any(_could_match(index, rule, run) for run in runs)
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tilepolicy.errors import Problem, ScopeError
 from tilepolicy.resolution import Origin, SettingValue
-from tilepolicy.session.rules import RuleKey, key_of, never_hit
+from tilepolicy.session.rules import RuleKey, never_hit
 from tilepolicy.settings import Layer, Pass, Phase
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Session:
         # By identity, because an answer that is given again is the same object, and hashing one
         # costs more than the rest of a lookup. The list keeps the object, so its id stays its own.
         self._records: dict[int, list[Any]] = {}
-        self._seen: set[Lookup] = set()
+        self._logged: set[Lookup] = set()
         self._notes: dict[Note, int] = {}
         self._adapters: dict[str, None] = {}
         self._hit: set[RuleKey] = set()
@@ -119,20 +119,23 @@ class Session:
             if known is None:
                 known = self._records[id(lookup)] = [lookup, 0]
             known[1] += 1
-            is_new = known[1] == 1 and not self._is_known(lookup)
+            is_first = known[1] == 1
+        if is_first and _LOG.isEnabledFor(_level(lookup)):
+            self._log(lookup)
+
+    def _log(self, lookup: Lookup) -> None:
+        """Log a lookup, unless an equal one was logged."""
+        with self._lock:
+            size = len(self._logged)
+            self._logged.add(lookup)
+            is_new = len(self._logged) > size
         if is_new:
             _log_lookup(lookup)
 
-    def _is_known(self, lookup: Lookup) -> bool:
-        """Whether an equal lookup was recorded before; remembers it."""
-        size = len(self._seen)
-        self._seen.add(lookup)
-        return len(self._seen) == size
-
-    def hit(self, origins: Iterable[Origin]) -> None:
+    def hit(self, rules: Iterable[RuleKey]) -> None:
         """Record that rules of this scope's policy decided something."""
         with self._lock:
-            self._hit.update(key_of(o.name, o.file, o.line) for o in origins)
+            self._hit.update(rules)
 
     def note(self, note: Note) -> None:
         """Record a choice; equal notes are counted, and logged once."""
@@ -259,6 +262,10 @@ class Session:
         from tilepolicy.session import checks as session_checks
 
         session_checks.check_strict(self)
+
+
+def _level(lookup: Lookup) -> int:
+    return logging.WARNING if lookup.miss else logging.INFO
 
 
 def _log_lookup(lookup: Lookup) -> None:
