@@ -32,7 +32,7 @@ type Row = dict[str, Any]
 DENSE = "MaxText dense"
 OWN = ["sparse", "chunked", "online"]
 ON_CPU = ["optax integer labels", DENSE, "MaxText tiled", "tokamax chunked_xla", *OWN]
-TIMED_TOO = [*ON_CPU, "three matmuls", "four matmuls"]
+TIMED_TOO = [*ON_CPU, "plain scan", "three matmuls", "four matmuls"]
 ON_TPU = [*ON_CPU[:4], "tokamax mosaic_tpu", *OWN]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from benchmarks.losses.plain import plain_scan
 from tilepolicy.losses import (
     chunked_sparse_cross_entropy,
     online_sparse_cross_entropy,
@@ -86,6 +87,7 @@ def losses(point: Point, names: list[str] | None = None) -> dict[str, Loss]:
         "sparse": _sparse,
         "chunked": _chunked,
         "online": _online,
+        "plain scan": lambda _: lambda *arrays: plain_scan(*arrays).mean(),
         "three matmuls": lambda _: _squares,
         "four matmuls": lambda _: jax.checkpoint(_squares),
     }
