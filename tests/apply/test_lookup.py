@@ -29,6 +29,7 @@ from moe import (
 
 import tilepolicy
 from tilepolicy import CallSites, LayerSizes
+from tilepolicy.adapters import tokamax_gmm, tokamax_ruling
 from tilepolicy.adapters.tokamax import ragged_dot_op
 from tilepolicy.errors import AdapterError, LayerError, PolicyError
 
@@ -90,6 +91,30 @@ class TestLayers:
         policy = load(tmp_path, document(SIX))
         with tilepolicy.apply(policy, call_sites=[BY_NAME]) as session:
             trace(step(plain_moe), *step_arguments(mlp=mlp))
+        assert tiles_by_site(session) == V1
+
+    @pytest.mark.parametrize(
+        "told", [{"sizes": LayerSizes(embed_dim=512, mlp_dim=1024)}, {"call_sites": [BY_NAME]}]
+    )
+    def test_a_known_call_asks_no_rule(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any
+    ) -> None:
+        """What was decided once is answered in the next trace without a look at the rules."""
+        asked = []
+
+        def asking(*call: Any) -> Any:
+            asked.append(call)
+            return tokamax_ruling.rule(*call)
+
+        monkeypatch.setattr(tokamax_gmm, "rule", asking)
+        scope = tilepolicy.apply(load(tmp_path, document(SIX)), **told)
+        with scope:
+            trace(step(plain_moe), *step_arguments())
+        assert asked
+        asked.clear()
+        with scope as session:
+            trace(step(plain_moe), *step_arguments())
+        assert not asked
         assert tiles_by_site(session) == V1
 
     def test_a_checkpoint_inside_the_outer_function_is_no_evidence(self, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tilepolicy.losses.layout import (
     write_chunk,
 )
 from tilepolicy.losses.pytrees import PyTree
-from tilepolicy.losses.sparse import target_logits
+from tilepolicy.losses.sparse import target_then_logits
 
 __all__ = ["ChunkPlan", "ChunkSums", "Wanted", "sum_over_chunks"]
 
@@ -190,8 +190,9 @@ def _one_chunk(
         )
     else:
         logits = model.logits(params, hidden)
+    target, logits = target_then_logits(logits, labels)
     lse, valid = LogSumExp.of(logits), label_mask(labels, logits.shape[-1])
-    losses = token_losses(lse, target_logits(logits, labels), valid, plan.z_loss)
+    losses = token_losses(lse, target, valid, plan.z_loss)
     sums = (weighted_sum(losses[0], weights), weighted_sum(losses[1], weights))
     kept = losses if wanted.weights else None
     if not wanted.of_logits:

@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from tilepolicy.losses.arithmetic import (
     LogSumExp,
@@ -16,7 +17,7 @@ from tilepolicy.losses.arithmetic import (
     token_losses,
 )
 
-__all__ = ["sparse_cross_entropy_with_logits", "target_logits"]
+__all__ = ["sparse_cross_entropy_with_logits", "target_logits", "target_then_logits"]
 
 
 def sparse_cross_entropy_with_logits(
@@ -58,6 +59,22 @@ def target_logits(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.take_along_axis(logits, index, axis=-1, mode="promise_in_bounds")[..., 0]
 
 
+def target_then_logits(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """:func:`target_logits`, and the logits for what comes after.
+
+    On a CPU exponentials take the place of the logits (``LogSumExp.kept``). In the same memory
+    they can only be if nothing reads the logits later, which XLA does not see to by itself.
+    """
+    target = target_logits(logits, labels)
+    after: jax.Array = lax.platform_dependent(
+        logits,
+        target,
+        cpu=lambda *both: lax.optimization_barrier(both)[0],
+        default=lambda logits, _: logits,
+    )
+    return target, after
+
+
 type _Residuals = tuple[jax.Array, jax.Array, LogSumExp]
 
 
@@ -69,9 +86,10 @@ def _sparse(z_loss: float, logits: jax.Array, labels: jax.Array) -> tuple[jax.Ar
 def _sparse_fwd(
     z_loss: float, logits: jax.Array, labels: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array], _Residuals]:
+    target, logits = target_then_logits(logits, labels)
     lse = LogSumExp.of(logits)
     valid = label_mask(labels, logits.shape[-1])
-    losses = token_losses(lse, target_logits(logits, labels), valid, z_loss)
+    losses = token_losses(lse, target, valid, z_loss)
     return losses, (lse.kept(logits), labels, lse)
 
 
