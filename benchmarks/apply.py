@@ -217,10 +217,19 @@ class Timed:
         return Chain()
 
 
+def deeper[T](frames: int, call: Callable[[], T]) -> T:
+    """``call`` so many frames further down.
+
+    CPython keeps frames in chunks of 16 KiB. Where a chunk ends, each call takes a new one from the
+    system and gives it back: some microseconds for every function of a lookup that lies there.
+    """
+    return deeper(frames - 1, call) if frames else call()
+
+
 def lookups(way: Way, chosen: Any, repeat: int) -> tuple[list[float], list[float], list[float]]:
     """Microseconds of every lookup while the block is traced.
 
-    In a new scope, again in it, and there at once again.
+    In a new scope, again in it, and there at once again. Each scope at another depth of the stack.
     """
     timed = Timed(tokamax_overlay.PolicyOverlay(tokamax_upstream.load()))
     tokamax_adapter._overlay.cache_clear()
@@ -229,13 +238,13 @@ def lookups(way: Way, chosen: Any, repeat: int) -> tuple[list[float], list[float
     again: list[float] = []
     at_once: list[float] = []
     try:
-        for _ in range(repeat):
+        for number in range(repeat):
             scope = way.apply(chosen)
             for kept in (first, again):
                 timed.times.clear()
                 timed.at_once.clear()
                 with scope:
-                    trace(way)
+                    deeper(number, partial(trace, way))
                 kept.extend(timed.times)
             at_once.extend(timed.at_once)
     finally:
@@ -316,7 +325,7 @@ def steps(chosen: Any, repeat: int, calls: int = 2000) -> list[float]:
 
 def measure(way: Way, chosen: Any, repeat: int) -> bool:
     """Measure lookups and tracing where the layers are told in one way."""
-    first, again, at_once = lookups(way, chosen, max(repeat // 6, 2))
+    first, again, at_once = lookups(way, chosen, max(repeat // 2, 2))
     traced, looked_up = tracing(way, chosen, repeat)
     print(f"layers told by {way.name}, {RULES} rules:")
     show("  a call's first lookup in a scope", first, " us")

@@ -279,6 +279,20 @@ def test_a_function_gets_chunks_with_the_axes_of_hidden() -> None:
     assert set(seen) == {(2, 1, 3)}
 
 
+def test_on_a_cpu_one_array_of_a_chunks_logits_is_held() -> None:
+    """Beside it there is the head's gradient, nothing else of their size."""
+    tokens, depth, vocab, num_tiles = 128, 8, 8192, 4
+
+    def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+        return chunked_sparse_cross_entropy(hidden, head, labels, num_tiles=num_tiles)[0]
+
+    shapes = [((tokens, depth), jnp.float32), ((depth, vocab), jnp.float32), ((tokens,), jnp.int32)]
+    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+    lowered = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(*arguments).lower()
+    memory = lowered.compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 1.01 * 4 * vocab * (tokens // num_tiles + depth)
+
+
 @given(
     tokens=st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple),
     data=st.data(),

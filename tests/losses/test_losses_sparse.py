@@ -135,6 +135,20 @@ def test_a_cpu_computes_each_exponential_once_and_a_tpu_keeps_the_logits(dtype: 
     assert len(re.findall(r"stablehlo.exponential .*64x4096", for_tpu)) == 2
 
 
+def test_on_a_cpu_the_exponentials_take_the_place_of_the_logits() -> None:
+    """Projection, loss and both gradients hold one array of the logits' size, not two."""
+    tokens, depth, vocab = 64, 8, 4096
+
+    def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+        return sparse_cross_entropy_with_logits(hidden @ head, labels)[0].mean()
+
+    shapes = [((tokens, depth), jnp.float32), ((depth, vocab), jnp.float32), ((tokens,), jnp.int32)]
+    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+    lowered = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(*arguments).lower()
+    memory = lowered.compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 1.01 * 4 * tokens * vocab
+
+
 @pytest.mark.parametrize("kind", LOGITS)
 def test_the_softmax_of_what_is_kept_is_the_softmax(kind: str) -> None:
     """Whatever the platform keeps."""
