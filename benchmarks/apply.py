@@ -244,7 +244,7 @@ def lookups(way: Way, chosen: Any, repeat: int) -> tuple[list[float], list[float
                 timed.times.clear()
                 timed.at_once.clear()
                 with scope:
-                    deeper(number, partial(trace, way))
+                    deeper(15 * number, partial(trace, way))
                 kept.extend(timed.times)
             at_once.extend(timed.at_once)
     finally:

@@ -84,10 +84,12 @@ def _callers(frame: FrameType) -> Iterator[FrameType]:
 
 def _layer_of(codes: Iterable[CodeType], sites: Sequence[CallSites]) -> Layer | None:
     """The layer of the innermost function that call sites know."""
+    names = {name for known in sites for name in (*known.wi, *known.wo)}
     for code in codes:
-        for known in sites:
-            if (found := known.layer_of(code)) is not None:
-                return found
+        if code.co_name in names:
+            for known in sites:
+                if (found := known.layer_of(code)) is not None:
+                    return found
     return None
 
 

@@ -28,7 +28,8 @@ def sparse_cross_entropy_with_logits(
     The target logit is gathered and the cotangent of the logits is one elementwise expression of
     the logits and their log-sum-exp: no one-hot is formed, and one array of the logits' size is
     kept for the backward pass. These are the logits; on a CPU, for float32 and float64, their
-    exponentials in place of them, because computing them twice costs more than the memory traffic.
+    exponentials in place of them and in the same memory, because computing them twice costs more
+    than the memory traffic.
 
     Args:
         logits: ``(..., V)``, any floating dtype.
@@ -67,12 +68,15 @@ def target_then_logits(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array,
     """
     target = target_logits(logits, labels)
     after: jax.Array = lax.platform_dependent(
-        logits,
-        target,
-        cpu=lambda *both: lax.optimization_barrier(both)[0],
-        default=lambda logits, _: logits,
+        logits, target, cpu=_first_after_both, default=lambda logits, _: logits
     )
     return target, after
+
+
+def _first_after_both(first: jax.Array, second: jax.Array) -> jax.Array:
+    kept: jax.Array
+    kept, _ = lax.optimization_barrier((first, second))  # type: ignore[no-untyped-call]
+    return kept
 
 
 type _Residuals = tuple[jax.Array, jax.Array, LogSumExp]
