@@ -34,6 +34,7 @@ class Point:
         depth: D.
         vocab_tile: entries of a tile of the online loss.
         dtype: dtype of hidden states and head.
+        token_tile: tokens of a tile of the online loss; None for all.
     """
 
     tokens: int
@@ -41,6 +42,7 @@ class Point:
     depth: int
     vocab_tile: int
     dtype: str
+    token_tile: int | None = None
 
     @property
     def num_tiles(self) -> int:
@@ -69,7 +71,11 @@ LARGE = [
     Point(4096, 262144, 2048, 1024, "bfloat16"),
     Point(8192, 262144, 2048, 1024, "bfloat16"),
 ]
-TIMED = [Point(256, 262144, 512, 4096, "float32"), Point(4096, 131072, 512, 4096, "float32")]
+# Tiles of 2048 by 1024 tokens are those of tokamax's `chunked_xla`.
+TIMED = [
+    Point(256, 262144, 512, 4096, "float32"),
+    Point(4096, 131072, 512, 2048, "float32", token_tile=1024),
+]
 
 
 def losses(point: Point, names: list[str] | None = None) -> dict[str, Loss]:
@@ -128,8 +134,8 @@ def _chunked(point: Point) -> Loss:
 
 def _online(point: Point) -> Loss:
     def loss(hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
-        tile = point.vocab_tile
-        return online_sparse_cross_entropy(hidden, head, labels, vocab_tile=tile)[0].mean()
+        tiles = {"vocab_tile": point.vocab_tile, "token_tile": point.token_tile}
+        return online_sparse_cross_entropy(hidden, head, labels, **tiles)[0].mean()
 
     return loss
 
