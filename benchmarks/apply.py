@@ -274,7 +274,10 @@ def whole_lookups() -> Iterator[list[float]]:
 
 
 def tracing(way: Way, chosen: Any, repeat: int) -> tuple[list[float], list[float]]:
-    """Ratios with / without a policy: of tracing the block, and of its config lookups' median."""
+    """Ratios with / without a policy: of tracing the block, and of its config lookups' median.
+
+    In a scope that has answered these calls before; :func:`lookups` times the first answers.
+    """
     scope = way.apply(chosen)
     within: list[float] = []
     without: list[float] = []
