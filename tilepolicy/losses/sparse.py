@@ -75,6 +75,7 @@ def target_then_logits(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array,
 
 def _first_after_both(first: jax.Array, second: jax.Array) -> jax.Array:
     kept: jax.Array
+    # jax ships this function without types.
     kept, _ = lax.optimization_barrier((first, second))  # type: ignore[no-untyped-call]
     return kept
 
